@@ -46,7 +46,7 @@ class GrammarSpec:
     kind: GrammarKind
     """json: any JSON object. json_schema, regex: as named. choice: a JSON list of strings. grammar:
     in the notation of Lark or of llama.cpp (GBNF). parts: free text with constrained parts, as JSON
-    (engine/grammar/parts.py)."""
+    (engine/grammar/grammar_parts.py)."""
     text: str = ""
     """Empty for json."""
 

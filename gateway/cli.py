@@ -25,7 +25,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "Run an engine that gateways on this and other machines share.",
     ),
     "fleet": _Entry(
-        "outrider.gateway.tools.commands.fleet.command",
+        "outrider.gateway.tools.commands.fleet.fleet_command",
         "Engines on one or many machines, started, watched and scaled by Ray Serve.",
     ),
     "chat": _Entry(
@@ -34,7 +34,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "green.",
     ),
     "doctor": _Entry(
-        "outrider.gateway.tools.commands.doctor.command",
+        "outrider.gateway.tools.commands.doctor.doctor_command",
         "Check whether Outrider can run here; exit status 1 if something stands in its way.",
     ),
     "config": _Entry(
@@ -58,7 +58,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "Measure an OpenAI-compatible server: latencies, throughput, and the rate that it carries.",
     ),
     "plan": _Entry(
-        "outrider.gateway.tools.measuring.plan.command",
+        "outrider.gateway.tools.measuring.plan.plan_command",
         "Plan capacity: users, latency and cost, simulated from step times that are measured on "
         "this machine, or from a GPU's data sheet.",
     ),

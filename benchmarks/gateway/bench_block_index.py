@@ -30,7 +30,7 @@ from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
 from outrider.gateway.engines.fleet.block_index import BlockIndex, Keys
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
-from outrider.gateway.engines.fleet.placement import Loads, ReplicaLoad
+from outrider.gateway.engines.fleet.replica_placement import Loads, ReplicaLoad
 from outrider.verifier.params import SamplingParams
 
 _BLOCK = 16

@@ -50,7 +50,7 @@ from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.http.server.pages import load_page
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.router.policy import FixedPolicy
 
 GOAL_FRAMES_PER_S: Final = 60.0

@@ -48,7 +48,7 @@ from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
 from outrider.gateway.engines.backends.spawning import EngineRecipe
 from outrider.gateway.engines.backends.step_loop import serve_loaded
-from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
+from outrider.gateway.engines.backends.supervised_client import ReconnectPolicy
 from outrider.gateway.engines.fleet.block_index import BlockIndex
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.pool import EnginePool

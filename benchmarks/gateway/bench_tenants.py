@@ -45,8 +45,8 @@ from benchmarks.shared.windows import Window, seen_by_clients, whole_figures, wi
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.storage.open import open_database
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
+from outrider.gateway.tenancy.keys.key_parts import key_store
 from outrider.gateway.tenancy.keys.keys import Scopes
-from outrider.gateway.tenancy.keys.parts import key_store
 from outrider.gateway.tenancy.keys.records import KeyOrder
 
 EVERYTHING: Final = "everything"

@@ -32,9 +32,9 @@ from benchmarks.shared.mock_engine import MockEngine
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.tenancy.keys.records import KeyOrder
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.tenancy import build_tenancy
 from outrider.router.policy import FixedPolicy
 

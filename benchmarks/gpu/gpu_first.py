@@ -42,7 +42,7 @@ LAWS = (
     "tests/laws/test_gpu_laws.py::test_levels_of_the_small_model",
     "tests/laws/test_gpu_laws.py::test_levels_of_an_mtp_head",
     "tests/draft/device/test_device_growth.py::test_no_synchronisation_in_a_step_on_a_gpu",
-    "tests/kernels/trees/test_build_tree.py::test_a_step_waits_for_nothing_and_can_be_captured",
+    "tests/kernels/trees/test_grown_trees.py::test_a_step_waits_for_nothing_and_can_be_captured",
 )
 """Run beside the checks: the tiny pair's texts in float32, with recorded levels."""
 

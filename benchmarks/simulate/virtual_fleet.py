@@ -18,7 +18,7 @@ from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
 from outrider.gateway.engines.fleet.autoscaling import FleetFigures, ScaleToLatency
 from outrider.gateway.engines.fleet.block_index import BlockIndex, Depths, Keys
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
-from outrider.gateway.engines.fleet.placement import (
+from outrider.gateway.engines.fleet.replica_placement import (
     LeastWork,
     LoadBoard,
     Loads,

@@ -19,8 +19,8 @@ from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft
 from outrider.draft.forecast import Grower
 from outrider.draft.guesses.model_guesses import ModelGuesses
-from outrider.draft.trees.candidate import TreeCandidate
 from outrider.draft.trees.grown_trees import pack_state
+from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.engine.cache.block_pool import OutOfBlocksError
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.device_rows import DeviceRows

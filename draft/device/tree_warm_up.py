@@ -10,7 +10,7 @@ from outrider.draft.budget.budget import MOST_BELIEVED
 from outrider.draft.budget.calibration import EdgeCalibration
 from outrider.draft.config import DraftConfig
 from outrider.draft.device.device_trees import MAX_BRANCHING, DeviceCalibration
-from outrider.draft.trees.candidate import TreeCandidate
+from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.kernels.trees.choose_frontier import choose_frontier
 from outrider.kernels.trees.expand_tree import expand_tree
 from outrider.kernels.trees.initial_trees import InitialTree, init_trees

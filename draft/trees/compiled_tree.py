@@ -15,8 +15,8 @@ from torch import Tensor
 
 from outrider.draft.budget.budget import MOST_BELIEVED, Floats
 from outrider.draft.budget.calibration import MODEL_SILENT, RequestCalibration
-from outrider.draft.trees.candidate import TreeCandidate
 from outrider.draft.trees.guess_tree import GuessTree
+from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
 from outrider.engine.sequences.sequence import Candidates

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from outrider.draft.budget.budget import MOST_BELIEVED
 from outrider.draft.budget.calibration import MODEL_SILENT, Calibrate, as_confident
-from outrider.draft.trees.candidate import TreeCandidate
 from outrider.draft.trees.guess_tree import MAX_TREE_SLOTS, GuessTree
+from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
 from outrider.engine.sequences.sequence import Candidates

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from outrider.draft.budget.calibration import RequestCalibration
-from outrider.draft.trees.candidate import TreeCandidate
+from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.verifier.token_tree import RECALLED_BIT, TokenTree
 
 # Bits of the attention kernels' ancestor masks.

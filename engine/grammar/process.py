@@ -174,7 +174,7 @@ def _spawn() -> tuple[subprocess.Popen[bytes], Connection]:
                     sys.executable,
                     "-P",
                     "-c",
-                    "from outrider.engine.grammar.worker import main; main()",
+                    "from outrider.engine.grammar.grammar_worker import main; main()",
                     str(theirs.fileno()),
                 ],
                 pass_fds=[theirs.fileno()],

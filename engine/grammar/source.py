@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from outrider.engine.errors import InvalidGrammarError
-from outrider.engine.grammar.parts import source_of
+from outrider.engine.grammar.grammar_parts import source_of
 from outrider.engine.request import GrammarKind
 
 

@@ -260,7 +260,7 @@ def _spawn() -> tuple["subprocess.Popen[bytes]", Connection]:
                     sys.executable,
                     "-P",
                     "-c",
-                    "from outrider.engine.parallel.worker import main; main()",
+                    "from outrider.engine.parallel.rank_worker import main; main()",
                     str(theirs.fileno()),
                 ],
                 pass_fds=[theirs.fileno()],

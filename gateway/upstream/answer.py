@@ -20,8 +20,8 @@ from outrider.gateway.upstream.continuing import (
 )
 from outrider.gateway.upstream.dialects.openai_request import is_resumable
 from outrider.gateway.upstream.opening import Opening
-from outrider.gateway.upstream.parts import TierState
-from outrider.gateway.upstream.request import UpstreamRequest
+from outrider.gateway.upstream.tier_parts import TierState
+from outrider.gateway.upstream.upstream_request import UpstreamRequest
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
 _MAX_CONTINUATIONS: Final = 3

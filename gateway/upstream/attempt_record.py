@@ -9,8 +9,8 @@ from outrider.gateway.contract.errors.tree import DeadlineExceededError
 from outrider.gateway.telemetry.spans import AttemptMarks, begin_attempt, end_attempt
 from outrider.gateway.upstream.attempts import AttemptKind, AttemptOutcome, UpstreamAttempt
 from outrider.gateway.upstream.call import UpstreamCall, WholeAnswer, num_answers
-from outrider.gateway.upstream.parts import TierState
 from outrider.gateway.upstream.replicas import Lease
+from outrider.gateway.upstream.tier_parts import TierState
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 from outrider.gateway.upstream.usage import UsageMeter, cost_usd
 

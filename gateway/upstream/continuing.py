@@ -20,7 +20,7 @@ from outrider.gateway.upstream.dialects.rewriting import (
     without_role,
 )
 from outrider.gateway.upstream.event_stream import event_data
-from outrider.gateway.upstream.request import DONE_CHUNK
+from outrider.gateway.upstream.upstream_request import DONE_CHUNK
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 from outrider.gateway.upstream.usage import CountText, usage_object
 

@@ -17,8 +17,8 @@ import msgspec
 from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
 from outrider.gateway.settings.tiers import MirrorSettings
 from outrider.gateway.upstream.call import UpstreamCall
-from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.upstream.tier import UpstreamTier
+from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.upstream.usage import cost_usd
 
 logger = logging.getLogger(__name__)

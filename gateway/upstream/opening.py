@@ -22,9 +22,9 @@ from outrider.gateway.contract.errors.tree import (
 from outrider.gateway.upstream.attempts import AttemptKind, AttemptOutcome
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.dialects.base import Resume
-from outrider.gateway.upstream.parts import TierState
 from outrider.gateway.upstream.replicas import Replica
-from outrider.gateway.upstream.request import UpstreamRequest
+from outrider.gateway.upstream.tier_parts import TierState
+from outrider.gateway.upstream.upstream_request import UpstreamRequest
 
 _FIRST_WAIT_S: Final = 0.1
 _MAX_WAIT_S: Final = 5.0

@@ -22,10 +22,10 @@ from outrider.gateway.upstream.fields import FieldFilter
 from outrider.gateway.upstream.hedging import HedgeBudget
 from outrider.gateway.upstream.latency import LatencyEstimate
 from outrider.gateway.upstream.model_list import model_ids
-from outrider.gateway.upstream.parts import TierParts, TierState
 from outrider.gateway.upstream.passing import PassedRequest, PassingDialect
 from outrider.gateway.upstream.probing import Prober
 from outrider.gateway.upstream.replicas import ReplicaSet
+from outrider.gateway.upstream.tier_parts import TierParts, TierState
 
 __all__ = ["TierParts", "UpstreamTier"]
 

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from prometheus_client import CollectorRegistry
 
 from outrider.gateway.answering.caching.answers import AnswerCache
-from outrider.gateway.answering.caching.metrics import CacheMetrics
+from outrider.gateway.answering.caching.cache_metrics import CacheMetrics
 from outrider.gateway.answering.candidates.arm_check import arm_check
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.candidates.local_candidate import LocalParts
@@ -25,9 +25,9 @@ from outrider.gateway.answering.reading.tier_checks import TierChecks
 from outrider.gateway.engines.adapters.admin import AdapterApi
 from outrider.gateway.engines.adapters.registry import AdapterChange, AdapterRegistry
 from outrider.gateway.engines.adapters.watcher import AdapterWatcher
-from outrider.gateway.engines.backends.metrics import PauseMetrics
+from outrider.gateway.engines.backends.pause_metrics import PauseMetrics
 from outrider.gateway.engines.fleet.admin import GroupChange, ReplicaApi
-from outrider.gateway.engines.fleet.metrics import FleetMetrics
+from outrider.gateway.engines.fleet.fleet_metrics import FleetMetrics
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.experiments.admin import ExperimentApi
 from outrider.gateway.experiments.feedback import FeedbackApi
@@ -45,7 +45,7 @@ from outrider.gateway.http.server.auth_dispatcher import AuthDispatcher
 from outrider.gateway.http.server.endpoints import AnswerEndpoints, RequestIntake
 from outrider.gateway.http.server.lifespan import Lifespan
 from outrider.gateway.http.server.pages import Pages
-from outrider.gateway.http.server.pass_through import PassThroughEndpoints
+from outrider.gateway.http.server.pass_through_endpoints import PassThroughEndpoints
 from outrider.gateway.http.server.route_metrics import RouteCollector
 from outrider.gateway.http.server.status import StatusEndpoints
 from outrider.gateway.settings.adapters import parse_adapter
@@ -53,7 +53,7 @@ from outrider.gateway.settings.tiers import RESERVED_NAMES
 from outrider.gateway.telemetry.loop_lag import LoopLag
 from outrider.gateway.tenancy.keys.admin import AdminApi
 from outrider.gateway.tenancy.ledger.usage_api import UsageApi
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.workers.line import Handler
 from outrider.gateway.workers.merging import Families, collected
 from outrider.gateway.workers.siblings import Siblings

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from outrider.engine.core import Engine
     from outrider.engine.passes.step_times import CurveStore
     from outrider.gateway.telemetry.otlp_metrics import MetricsPush
-    from outrider.gateway.wiring.parts import GatewayParts
+    from outrider.gateway.wiring.gateway_parts import GatewayParts
     from outrider.gateway.workers.siblings import Siblings
 
 logger = logging.getLogger(__name__)
@@ -100,16 +100,16 @@ def build_parts(
     """
     from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
     from outrider.gateway.experiments.experiments import build_experiments
-    from outrider.gateway.experiments.slo.parts import build_slo
-    from outrider.gateway.http.edge.metrics import EdgeMetrics
+    from outrider.gateway.experiments.slo.slo_parts import build_slo
+    from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
     from outrider.gateway.telemetry.capture import build_capture
     from outrider.gateway.telemetry.tracer import NULL_TRACER
     from outrider.gateway.telemetry.tracing import build_tracer, wants_content
-    from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
-    from outrider.gateway.upstream.metrics import UpstreamMetrics
+    from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
+    from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
     from outrider.gateway.wiring.aliases import checked_aliases
     from outrider.gateway.wiring.caching import build_cache
-    from outrider.gateway.wiring.parts import GatewayParts
+    from outrider.gateway.wiring.gateway_parts import GatewayParts
     from outrider.gateway.wiring.routing import build_routing
     from outrider.gateway.wiring.tenancy import build_tenancy
     from outrider.gateway.wiring.upstream import build_upstream

@@ -8,7 +8,7 @@ from outrider.gateway.answering.caching.answers import CacheRules
 from outrider.gateway.answering.caching.entry import CacheStore
 from outrider.gateway.answering.caching.memory_store import MemoryStore
 from outrider.gateway.settings.tree import Settings
-from outrider.gateway.wiring.parts import CacheParts
+from outrider.gateway.wiring.gateway_parts import CacheParts
 
 _TIMEOUT_S = 0.25
 _SHAPING = ("models", "engine", "speculation", "routing", "handoff", "tiers", "aliases", "limits")

@@ -18,12 +18,12 @@ from outrider.engine.events import EngineInfo
 from outrider.gateway.engines.backends.process_client import STABLE_AFTER_S
 from outrider.gateway.engines.backends.spawning import EngineProcess
 from outrider.gateway.engines.backends.step_loop import LoadingCallback, no_progress
-from outrider.gateway.engines.backends.watched_client import MAX_BACKOFF_S, MIN_BACKOFF_S
+from outrider.gateway.engines.backends.supervised_client import MAX_BACKOFF_S, MIN_BACKOFF_S
 from outrider.gateway.experiments.experiments import build_experiments
 from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.gateway.storage.database import DatabaseError
 from outrider.gateway.storage.open import open_database
-from outrider.gateway.tenancy.keys.parts import key_store
+from outrider.gateway.tenancy.keys.key_parts import key_store
 from outrider.gateway.wiring.process import process_client
 from outrider.gateway.workers.connections import Dispatcher
 from outrider.gateway.workers.line import CallFailedError, Handler, LineClosedError
@@ -33,7 +33,7 @@ from outrider.gateway.workers.siblings import Change
 
 logger = logging.getLogger(__name__)
 
-_MODULE: Final = "outrider.gateway.wiring.worker"
+_MODULE: Final = "outrider.gateway.wiring.gateway_worker"
 _ASK_S: Final = 2.0
 _CHANGE_S: Final = 300.0
 _CLOSING_S: Final = 60.0

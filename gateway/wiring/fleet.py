@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from outrider.gateway.engines.backends.fleet_keys import FleetKeys, read_fleet_keys, require_safe
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
-from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
+from outrider.gateway.engines.backends.supervised_client import ReconnectPolicy
 from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
 from outrider.gateway.engines.fleet.addresses import DNS, LISTS, is_looked_up
 from outrider.gateway.engines.fleet.block_index import BlockIndex

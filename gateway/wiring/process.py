@@ -5,7 +5,7 @@ from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
 from outrider.gateway.engines.backends.spawning import EngineProcess
 from outrider.gateway.engines.backends.step_loop import LoadingCallback, no_progress
-from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
+from outrider.gateway.engines.backends.supervised_client import ReconnectPolicy
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.start import engine_recipe
 

@@ -36,7 +36,7 @@ from outrider.gateway.settings.tree import Settings
 from outrider.gateway.storage.urls import NO_DATABASE
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.build import AnyEngineClient, build_client, build_parts
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.prices import log_prices
 from outrider.gateway.wiring.process import shared_client
 from outrider.gateway.wiring.start import check_models

@@ -215,7 +215,7 @@ def serving_host(settings: Settings) -> tuple[str, str | None]:
     # Most starts need no database to know their address, and it takes half a second to import.
     from outrider.gateway.storage.database import DatabaseError
     from outrider.gateway.storage.open import open_database
-    from outrider.gateway.tenancy.keys.parts import key_store
+    from outrider.gateway.tenancy.keys.key_parts import key_store
 
     database = open_database(settings)
     if database is None:

@@ -7,17 +7,17 @@ from prometheus_client import CollectorRegistry
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.open import open_database
-from outrider.gateway.tenancy.keys.metrics import TenantMetrics
-from outrider.gateway.tenancy.keys.parts import build_key_parts
+from outrider.gateway.tenancy.keys.key_metrics import TenantMetrics
+from outrider.gateway.tenancy.keys.key_parts import build_key_parts
 from outrider.gateway.tenancy.ledger.book import Ledger, NullLedger
 from outrider.gateway.tenancy.ledger.history import usage_history
 from outrider.gateway.tenancy.ledger.journal import journal_folder
-from outrider.gateway.tenancy.ledger.metrics import LedgerMetrics
+from outrider.gateway.tenancy.ledger.ledger_metrics import LedgerMetrics
 from outrider.gateway.tenancy.ledger.prices import PriceBook
 from outrider.gateway.tenancy.ledger.writer import JournaledLedger
+from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.limiter import Limiter
 from outrider.gateway.tenancy.limits.memory_limiter import MemoryLimiter
-from outrider.gateway.tenancy.limits.metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.presence import GatewayPresence
 from outrider.gateway.tenancy.limits.redis_limiter import RedisLimiter
 from outrider.gateway.tenancy.limits.unlimited import UncountedLimits

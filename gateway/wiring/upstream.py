@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from outrider.engine.errors import EngineError
-from outrider.gateway.answering.reading.placement import PlacementPolicy
+from outrider.gateway.answering.reading.placement_policy import PlacementPolicy
 from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.answering.text.token_counts import TokenCounter
 from outrider.gateway.settings.server_traits import TRAITS
@@ -17,12 +17,12 @@ from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_f
 from outrider.gateway.upstream.addresses import check_url
 from outrider.gateway.upstream.attempts import OnAttempt
 from outrider.gateway.upstream.dialects import dialect_for
-from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.upstream.mirror import Mirror
-from outrider.gateway.upstream.parts import TierParts
 from outrider.gateway.upstream.replicas import ReplicaSet
 from outrider.gateway.upstream.small_server import SmallServer
 from outrider.gateway.upstream.tier import UpstreamTier
+from outrider.gateway.upstream.tier_parts import TierParts
+from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.wiring.checkpoints import checkpoint
 from outrider.gateway.wiring.credentials import LiveSecrets, build_credential, credential_complaints
 from outrider.verifier.params import Tier

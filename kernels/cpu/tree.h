@@ -11,7 +11,7 @@ namespace outrider {
 constexpr int64_t kTreeSlots = 256;  // bits of a mask, the most nodes of a ranking or a frontier
 constexpr int64_t kMaskWords = kTreeSlots / 64;
 
-// A guess; tree_library.py declares the same fields in this order, draft/trees/candidate.py says what
+// A guess; tree_library.py declares the same fields in this order, draft/trees/tree_candidate.py says what
 // they are. A link is the number of a candidate, -1 for none. `offset`: -1 until it is computed.
 struct Candidate {
     int64_t token_id, parent, depth, sources, evidence;

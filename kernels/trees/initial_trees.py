@@ -28,7 +28,7 @@ from outrider.kernels.upload import upload
 
 
 class TreeGuess(Protocol):
-    """A candidate as the host knows it (`outrider.draft.trees.candidate.TreeCandidate`)."""
+    """A candidate as the host knows it (`outrider.draft.trees.tree_candidate.TreeCandidate`)."""
 
     token_id: int
     parent: int

@@ -26,7 +26,7 @@ from outrider.gateway.http.edge.connection_class import connection_class
 from outrider.gateway.settings.http_bounds import HttpSettings
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.serving import background_gateway
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from outrider.verifier.params import Tier

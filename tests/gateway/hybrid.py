@@ -15,16 +15,16 @@ from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.experiments.experiments import build_experiments
-from outrider.gateway.experiments.slo.parts import build_slo
+from outrider.gateway.experiments.slo.slo_parts import build_slo
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.telemetry.capture import build_capture
 from outrider.gateway.telemetry.tracer import NULL_TRACER, Tracer
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
-from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.caching import build_cache
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.tenancy import build_tenancy
 from outrider.gateway.wiring.upstream import build_upstream
 from outrider.router.cascade import CascadePlan

@@ -13,7 +13,7 @@ from outrider.gateway.answering.jobs.job import ChoicePlan, EscalationTarget, Jo
 from outrider.gateway.answering.streaming.delta import Delta
 from outrider.gateway.answering.streaming.generation import Generation
 from outrider.gateway.answering.text.chat import ChatTokenizer
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.router.cascade import Action, CascadePlan, Judgement
 from outrider.verifier.params import SamplingParams, Tier
 from tests.gateway.scripted_client import ScriptedClient

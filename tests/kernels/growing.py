@@ -21,8 +21,8 @@ from outrider.draft.budget.calibration import (
     MOST_LIKELY,
     EdgeCalibration,
 )
-from outrider.draft.trees.candidate import TreeCandidate
 from outrider.draft.trees.growing_tree import GrowingTree
+from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.kernels.trees import choose_frontier as choosing
 from outrider.kernels.trees import select_trees as selecting
 from outrider.kernels.trees.choose_frontier import FrontierRows, choose_frontier

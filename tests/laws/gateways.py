@@ -18,7 +18,7 @@ from outrider.gateway.settings.tree import Settings, load_settings
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.build import build_client, build_parts
 from outrider.gateway.wiring.engine import join, named_models
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.router.policy import RoutePolicy
 from outrider.verifier.params import Tier
 from tests.engines import PAIR_FOLDER, shipped_pair

@@ -26,7 +26,7 @@ from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.storage import tables
 from outrider.gateway.storage.database import Database
 from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD, LimitSpec
-from outrider.gateway.tenancy.keys.parts import key_store
+from outrider.gateway.tenancy.keys.key_parts import key_store
 from outrider.gateway.tenancy.keys.records import KeyOrder
 from outrider.gateway.upstream.bounds import most_prompt_tokens
 from tests.laws.accounts import (

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from outrider.gateway.answering.caching.cache_metrics import CacheMetrics, CacheStatus
 from outrider.gateway.answering.caching.entry import CachedEntry, CacheStore
-from outrider.gateway.answering.caching.metrics import CacheMetrics, CacheStatus
 from outrider.gateway.answering.candidates.fallback import FallbackChain
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest
 from outrider.gateway.contract.answers.responder import AnswerFacts

@@ -230,10 +230,10 @@ def _kind_of(error: Exception) -> FallbackKind | str | None:
 
 def _refused_for(error: UpstreamRefusalError) -> FallbackKind | None:
     """Return what a server's refusal is about, by its code or its words."""
-    told = error.body[:_MAX_SEARCHED_BYTES] + str(error)[:_MAX_SEARCHED_BYTES].encode()
-    if any(word in told for word in _FILTERED):
+    body = error.body[:_MAX_SEARCHED_BYTES] + str(error)[:_MAX_SEARCHED_BYTES].encode()
+    if any(word in body for word in _FILTERED):
         return "content_filter"
-    if any(word in told for word in _TOO_LONG):
+    if any(word in body for word in _TOO_LONG):
         return "context_length"
     return "failure" if is_passing(error) else None
 

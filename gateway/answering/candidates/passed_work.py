@@ -93,13 +93,13 @@ def number_of_images(fields: Mapping[str, object]) -> int:
     return prod(_number(name, fields[name]) for name in sorted(COUNTS & fields.keys()))
 
 
-def _number(name: str, told: object) -> int:
-    if told is None:
+def _number(name: str, value: object) -> int:
+    if value is None:
         return 1
-    if isinstance(told, str) and told.isascii() and told.isdigit() and len(told) <= _MAX_DIGITS:
-        told = int(told)
-    if isinstance(told, int) and not isinstance(told, bool) and 1 <= told <= _MOST_IMAGES:
-        return told
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS:
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_IMAGES:
+        return value
     raise BadRequestError(
         f"{name}: a whole number from 1 to {_MOST_IMAGES} is required.", param=name
     )
@@ -129,10 +129,10 @@ def work_of(
 
 def _most_seconds(size: PassedSize, bounds: PassedBounds) -> int | None:
     """Return the most seconds of a request's sound; None where no bound is set."""
-    told = [] if bounds.audio_seconds is None else [bounds.audio_seconds]
+    bounds_s = [] if bounds.audio_seconds is None else [bounds.audio_seconds]
     if bounds.audio_bytes_per_second is not None and size.num_sound_bytes is not None:
-        told.append(ceil(size.num_sound_bytes / bounds.audio_bytes_per_second))
-    return min(told, default=None)
+        bounds_s.append(ceil(size.num_sound_bytes / bounds.audio_bytes_per_second))
+    return min(bounds_s, default=None)
 
 
 def check_budget(

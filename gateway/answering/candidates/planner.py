@@ -35,9 +35,9 @@ from outrider.gateway.contract.answers.responder import (
 )
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.contract.schema.parsing import RequestJson
 from outrider.gateway.contract.schema.routing import RouteReport
-from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.router.policy import RoutePolicy
 
 # A share of the deadline: means are not promises, and some tier has to write the answer.

@@ -35,8 +35,8 @@ from outrider.gateway.contract.errors.tree import (
     UnavailableError,
 )
 from outrider.gateway.contract.schema.routing import CascadeReport, RouteReport
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.meter import RequestMeter
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.reserved_usage import UsageEstimate
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
 from outrider.gateway.upstream.bounds import most_predicted_tokens

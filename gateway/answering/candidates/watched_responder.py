@@ -20,7 +20,7 @@ from outrider.gateway.contract.answers.responder import (
     StrongAnswer,
     StrongTier,
 )
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.upstream.call import Chunk, WholeAnswer
 from outrider.gateway.upstream.logprob_check import LogprobCheck
 from outrider.router.answer_text import text_fault

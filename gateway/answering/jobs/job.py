@@ -22,7 +22,7 @@ from outrider.engine.request import (
 )
 from outrider.gateway.answering.jobs.second_looks import SecondLooks
 from outrider.gateway.answering.reading.parsed_request import ApiRequest
-from outrider.gateway.answering.text.answer_form import AnswerSchema
+from outrider.gateway.answering.text.answer_schema import AnswerSchema
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.answering.text.tool_parser import ToolReading
 from outrider.gateway.contract.answers.responder import StrongTier

@@ -39,7 +39,7 @@ from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.experiments.slo.classes import SloClasses
 from outrider.gateway.telemetry.spans import record_route
 from outrider.gateway.tenancy.keys.keys import Principal
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.router.cascade import CascadePlan
 from outrider.router.guard import GuardOutcome
 from outrider.verifier.params import Tier

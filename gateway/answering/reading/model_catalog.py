@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from outrider.engine.events import TierInfo
-from outrider.gateway.answering.reading.placement import Named
+from outrider.gateway.answering.reading.placement_policy import Named
 from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError
 from outrider.gateway.contract.schema.kinds import ModelCapability, ServerKind
 from outrider.gateway.contract.schema.model_cards import TierCard, UpstreamCard

@@ -8,7 +8,12 @@ import msgspec
 
 from outrider.engine.events import TierInfo
 from outrider.gateway.answering.reading.model_catalog import ResolvedModel
-from outrider.gateway.answering.reading.placement import NO_LOCAL, PLACES, Named, PlacementPolicy
+from outrider.gateway.answering.reading.placement_policy import (
+    NO_LOCAL,
+    PLACES,
+    Named,
+    PlacementPolicy,
+)
 from outrider.gateway.contract.answers.responder import DIRECT, PartialAnswer, Place, RouteReason
 from outrider.gateway.contract.errors.tree import BadRequestError, PermissionDeniedError
 from outrider.gateway.contract.schema.chat import ChatRequest

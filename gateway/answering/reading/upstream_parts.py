@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
-from outrider.gateway.answering.reading.placement import PlacementPolicy
-from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.answering.reading.placement_policy import PlacementPolicy
 from outrider.gateway.upstream.mirror import Mirror
 from outrider.gateway.upstream.small_server import SmallServer
 from outrider.gateway.upstream.tier import UpstreamTier
+from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 
 
 def _unexported_metrics() -> UpstreamMetrics:

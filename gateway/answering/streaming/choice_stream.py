@@ -30,7 +30,7 @@ from outrider.gateway.contract.errors.tree import (
     RequestFailedError,
 )
 from outrider.gateway.engines.backends.client import EngineClient
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.token_allowance import within_allowance
 from outrider.verifier.params import Tier
 

@@ -12,7 +12,7 @@ from outrider.gateway.answering.streaming.fan_in import merge
 from outrider.gateway.answering.streaming.watched_stream import WatchedStream
 from outrider.gateway.contract.answers.responder import AnswerEscalated
 from outrider.gateway.engines.backends.client import EngineClient
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.verifier.params import Tier
 
 __all__ = ["Choice", "ChoicePlan", "Delta", "Generation", "Job"]

@@ -38,7 +38,7 @@ from outrider.gateway.contract.answers.responder import (
 )
 from outrider.gateway.contract.errors.tree import EngineLostError
 from outrider.gateway.engines.backends.client import EngineClient
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.router.cascade import CascadePlan, Judgement
 from outrider.verifier.params import Tier
 

@@ -1,4 +1,4 @@
-"""Parts of a grammar for an answer, as engine/grammar/parts.py reads them."""
+"""Parts of a grammar for an answer, as engine/grammar/grammar_parts.py reads them."""
 
 import re
 from collections.abc import Mapping

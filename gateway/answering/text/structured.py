@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.engine.request import GrammarKind, GrammarSpec
-from outrider.gateway.answering.text.answer_form import AnswerSchema
+from outrider.gateway.answering.text.answer_schema import AnswerSchema
 from outrider.gateway.answering.text.reasoning_formats import PLAIN, ReasoningDialect, Thinking
 from outrider.gateway.answering.text.thinking import behind_reasoning
 from outrider.gateway.contract.errors.tree import BadRequestError

@@ -94,11 +94,11 @@ def _tojson(
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    made.filters["tojson"] = _tojson
-    made.globals.update(
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(
         {
             "dict": _Dictionaries(),
             "namespace": _Namespace,
@@ -106,7 +106,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
             "strftime_now": _strftime_now,
         }
     )
-    return made
+    return environment
 
 
 _ENVIRONMENT: Final = _environment()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outrider.engine.request import GrammarSpec
-from outrider.gateway.answering.text.answer_form import AnswerSchema
+from outrider.gateway.answering.text.answer_schema import AnswerSchema
 from outrider.gateway.answering.text.reasoning_formats import ReasoningDialect, Thinking
 from outrider.gateway.answering.text.thinking import behind_reasoning
 from outrider.gateway.answering.text.tool_formats import ToolDialect

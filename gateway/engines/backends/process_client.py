@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from outrider.engine.errors import EngineError
+from outrider.gateway.engines.backends.engine_worker import STOP_TIMEOUT_S, Worker
 from outrider.gateway.engines.backends.fleet_keys import (
     FleetKeys,
     read_fleet_keys,
@@ -28,14 +29,13 @@ from outrider.gateway.engines.backends.spawning import (
     spawn_waiting,
 )
 from outrider.gateway.engines.backends.step_loop import LoadingCallback, no_progress
-from outrider.gateway.engines.backends.watched_client import (
+from outrider.gateway.engines.backends.supervised_client import (
     MAX_BACKOFF_S,
     MIN_BACKOFF_S,
     ReconnectPolicy,
     SupervisedClient,
 )
 from outrider.gateway.engines.backends.wire import WorkerSpec
-from outrider.gateway.engines.backends.worker import STOP_TIMEOUT_S, Worker
 
 logger = logging.getLogger(__name__)
 

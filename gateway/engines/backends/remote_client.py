@@ -10,7 +10,7 @@ from typing import Final
 from outrider.engine.errors import EngineError
 from outrider.gateway.engines.backends.fleet_keys import FleetKeys
 from outrider.gateway.engines.backends.replica_link import HandshakeError, ReplicaRefusedError
-from outrider.gateway.engines.backends.watched_client import (
+from outrider.gateway.engines.backends.supervised_client import (
     MAX_BACKOFF_S,
     MIN_BACKOFF_S,
     ReconnectPolicy,

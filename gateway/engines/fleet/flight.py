@@ -30,9 +30,14 @@ from outrider.gateway.engines.backends.crash_suspects import EXPIRES_S, MAX_DEAT
 from outrider.gateway.engines.backends.received_answer import ReceivedAnswer
 from outrider.gateway.engines.backends.streams import DIED_MESSAGE, SHUT_DOWN_MESSAGE
 from outrider.gateway.engines.backends.wire import SwitchTier
-from outrider.gateway.engines.fleet.attempt import Fleet, ReplicaAttempt, ended_by_itself, is_loss
 from outrider.gateway.engines.fleet.candidates import Wanted
 from outrider.gateway.engines.fleet.replica import Replica, needed_tiers, numerics_of
+from outrider.gateway.engines.fleet.replica_attempt import (
+    Fleet,
+    ReplicaAttempt,
+    ended_by_itself,
+    is_loss,
+)
 from outrider.verifier.params import Tier
 
 _MAX_TRIES: Final = 3

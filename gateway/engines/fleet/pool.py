@@ -23,8 +23,8 @@ from outrider.gateway.engines.fleet.demand import Demand, Needs
 from outrider.gateway.engines.fleet.fleet_stats import joined_info
 from outrider.gateway.engines.fleet.flight import Flight
 from outrider.gateway.engines.fleet.losses import Losses
-from outrider.gateway.engines.fleet.placement import LeastWork, Placement
 from outrider.gateway.engines.fleet.replica import Replica, needed_tiers
+from outrider.gateway.engines.fleet.replica_placement import LeastWork, Placement
 from outrider.gateway.engines.fleet.roster import ReplicaState, Roster
 from outrider.verifier.params import Tier
 

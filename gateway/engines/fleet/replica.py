@@ -10,7 +10,7 @@ from outrider.engine.errors import EngineError
 from outrider.engine.events import EngineInfo, EngineStats, TierInfo
 from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.client import EngineClient
-from outrider.gateway.engines.fleet.placement import LoadBoard, ReplicaLoad
+from outrider.gateway.engines.fleet.replica_placement import LoadBoard, ReplicaLoad
 from outrider.verifier.params import Tier
 
 _FORGETTING: Final = 1.02  # of the fastest pace, at each snapshot

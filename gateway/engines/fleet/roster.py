@@ -12,8 +12,8 @@ from outrider.engine.events import EngineInfo, EngineStats, TierInfo
 from outrider.gateway.engines.fleet.candidates import Candidates
 from outrider.gateway.engines.fleet.demand import Needs
 from outrider.gateway.engines.fleet.fleet_stats import FleetStats, joined_info
-from outrider.gateway.engines.fleet.placement import LoadBoard
 from outrider.gateway.engines.fleet.replica import OtherModelsError, Replica
+from outrider.gateway.engines.fleet.replica_placement import LoadBoard
 from outrider.verifier.params import Tier
 
 logger = logging.getLogger(__name__)

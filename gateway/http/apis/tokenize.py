@@ -21,9 +21,9 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.prompt_work import PromptWork
 from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError
 from outrider.gateway.contract.schema.chat import ChatRequest
+from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.contract.schema.parsing import parse
 from outrider.gateway.contract.schema.structs import json_response
-from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.reading import read_body
 from outrider.gateway.http.apis.tokenize_schema import (

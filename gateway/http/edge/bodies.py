@@ -15,9 +15,9 @@ from outrider.gateway.contract.errors.tree import (
     KeyBodiesFullError,
     MediaTypeError,
 )
+from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.contract.schema.parsing import JsonBounds, check_exactly, may_exceed
-from outrider.gateway.contract.schema.turns import yield_if_long
-from outrider.gateway.http.edge.metrics import EdgeMetrics
+from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,7 +5,7 @@ import logging
 from typing import Final, Literal
 
 from outrider.gateway.http.edge.bounds import ConnectionBounds, usable_connections
-from outrider.gateway.http.edge.metrics import EdgeMetrics
+from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 from outrider.gateway.http.edge.uvicorn_parts import CONNECTION, SERVER, installed, lacking
 from outrider.gateway.settings.http_bounds import HttpSettings
 from outrider.gateway.settings.tree import SettingsError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from outrider.gateway.http.edge.bounds import ConnectionBounds
-from outrider.gateway.http.edge.metrics import EdgeMetrics
+from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 
 logger = logging.getLogger(__name__)
 

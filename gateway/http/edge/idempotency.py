@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from outrider.gateway.contract.errors.tree import BadRequestError, IdempotencyKeyReusedError
 from outrider.gateway.http.edge.answer_recorder import AnswerRecorder
 from outrider.gateway.http.edge.cors import Header
-from outrider.gateway.http.edge.metrics import EdgeMetrics, Repeat
+from outrider.gateway.http.edge.edge_metrics import EdgeMetrics, Repeat
 from outrider.gateway.settings.http_bounds import HttpSettings
 
 logger = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from outrider.gateway.http.edge.answer_transport import AnswerTransport
 from outrider.gateway.http.edge.bounds import ConnectionBounds
 from outrider.gateway.http.edge.connections import Connections
 from outrider.gateway.http.edge.cycle import EdgeCycle
+from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 from outrider.gateway.http.edge.framing import complaint
 from outrider.gateway.http.edge.message_size import MessageSize
-from outrider.gateway.http.edge.metrics import EdgeMetrics
 from outrider.gateway.http.edge.refusals import EdgeRefusal
 
 _MAX_PIPELINED: Final = 16

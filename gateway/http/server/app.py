@@ -57,7 +57,7 @@ from outrider.gateway.http.server.endpoints import (
 from outrider.gateway.http.server.lifespan import Lifespan
 from outrider.gateway.http.server.openapi_document import OpenApiEndpoint
 from outrider.gateway.http.server.pages import DASHBOARD_PATH, PLAYGROUND_PATHS, Pages
-from outrider.gateway.http.server.pass_through import PassThroughEndpoints
+from outrider.gateway.http.server.pass_through_endpoints import PassThroughEndpoints
 from outrider.gateway.http.server.status import StatusEndpoints
 from outrider.gateway.tenancy.keys.admin import AdminApi
 from outrider.gateway.tenancy.keys.admin_handlers import AdminHandlers

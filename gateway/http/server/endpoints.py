@@ -18,9 +18,9 @@ from outrider.gateway.answering.reading.parsed_request import RequestContext
 from outrider.gateway.contract.answers.outcomes import OutcomeSink
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.contract.schema.parsing import naming
 from outrider.gateway.contract.schema.structs import json_response
-from outrider.gateway.contract.schema.turns import yield_if_long
 from outrider.gateway.http.apis.api import Api
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.responses.api import ResponsesApi
@@ -28,9 +28,9 @@ from outrider.gateway.http.apis.tokenize import Tokenizing
 from outrider.gateway.http.edge.bodies import BodyBudget, read_form_body, read_json_body
 from outrider.gateway.http.edge.idempotency import HEADER as IDEMPOTENCY_KEY
 from outrider.gateway.http.edge.idempotency import IdempotentAnswers
+from outrider.gateway.http.server.answer_response import AnswerResponse, ClientFormat, WorkResponse
 from outrider.gateway.http.server.auth_dispatcher import model_in_path, principal_of, request_id_of
-from outrider.gateway.http.server.request_watch import RequestTrace, TracedRequest
-from outrider.gateway.http.server.responses import AnswerResponse, ClientFormat, WorkResponse
+from outrider.gateway.http.server.request_trace import RequestTrace, TracedRequest
 from outrider.gateway.http.server.veil import veil_of
 from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
 from outrider.gateway.telemetry.log_context import log_context
@@ -283,9 +283,9 @@ class AnswerEndpoints:
             context = request_context(request, self.clock())
             endpoint = _endpoint_of(body)
             await yield_if_long(body)
-            told = await self.planner.route_report(endpoint, body, context)
+            found = await self.planner.route_report(endpoint, body, context)
             veil = veil_of(self.planner.chains, body, principal)
-            return json_response(told if veil is None else veil.route(msgspec.to_builtins(told)))
+            return json_response(found if veil is None else veil.route(msgspec.to_builtins(found)))
 
         return await self.intake.counted(request, report)
 
@@ -315,9 +315,9 @@ def request_context(
 ) -> RequestContext:
     """Build the context of a body."""
     headers = request.headers
-    told = headers.getlist(HOPS_HEADER)
+    passed = headers.getlist(HOPS_HEADER)
     # A malformed gateway id is not passed on: the header goes to upstream servers.
-    parts = ",".join(told).split(",") if told else ()
+    parts = ",".join(passed).split(",") if passed else ()
     hops = tuple(hop for part in parts if _HOP.fullmatch(hop := part.strip()))
     return RequestContext(
         arrival_s=arrival_s,

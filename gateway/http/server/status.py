@@ -28,7 +28,7 @@ from outrider.gateway.http.apis.prices import card_of
 from outrider.gateway.http.server.auth_dispatcher import principal_of
 from outrider.gateway.http.server.veil import veil_for, veiled_card
 from outrider.gateway.tenancy.keys.keys import Principal, Scopes
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics, engine_families
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics, engine_families
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.workers.merging import Families, collected, exposition
 from outrider.gateway.workers.siblings import Siblings

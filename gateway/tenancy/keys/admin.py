@@ -36,10 +36,10 @@ from outrider.gateway.tenancy.keys.admin_schema import (
     team_report,
     unknown_tiers,
 )
+from outrider.gateway.tenancy.keys.key_parts import KeyParts
 from outrider.gateway.tenancy.keys.key_store import KeyStore, ShownKey
 from outrider.gateway.tenancy.keys.keys import KEY_ID
 from outrider.gateway.tenancy.keys.merging import merged_changes
-from outrider.gateway.tenancy.keys.parts import KeyParts
 from outrider.gateway.tenancy.keys.records import KeyRecord
 from outrider.gateway.workers.siblings import Siblings
 from outrider.verifier.params import TIERS

@@ -15,9 +15,9 @@ from outrider.gateway.contract.errors.tree import (
 from outrider.gateway.settings.keys import KeyMode
 from outrider.gateway.tenancy.keys.admin_token import MAX_TOKEN_CHARS
 from outrider.gateway.tenancy.keys.auth_throttle import AuthThrottle
+from outrider.gateway.tenancy.keys.key_metrics import FailureReason, TenantMetrics
 from outrider.gateway.tenancy.keys.key_registry import KeyEntry, KeyRegistry
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, KeyHasher, Principal, Scopes, id_in
-from outrider.gateway.tenancy.keys.metrics import FailureReason, TenantMetrics
 
 EndRequest = Callable[[AuthenticationError], None]
 """Ends a running request with this error; called once, in the event loop, and must not block."""

@@ -21,7 +21,7 @@ from outrider.gateway.settings.ledger import LedgerSettings
 from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.storage.database import Database
 from outrider.gateway.tenancy.ledger.journal import Journal, read_segment, write_aside
-from outrider.gateway.tenancy.ledger.metrics import LedgerMetrics
+from outrider.gateway.tenancy.ledger.ledger_metrics import LedgerMetrics
 from outrider.gateway.tenancy.ledger.prices import PriceBook
 from outrider.gateway.tenancy.ledger.row import DAY_S, LedgerRow
 from outrider.gateway.tenancy.ledger.storing import RowStore, in_batches

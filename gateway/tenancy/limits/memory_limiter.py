@@ -8,6 +8,7 @@ from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.tenancy.keys.amounts import Amounts, Want
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.limits.history import History
+from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.limit_rules import (
     Demand,
     Holding,
@@ -16,7 +17,6 @@ from outrider.gateway.tenancy.limits.limit_rules import (
     ordered,
 )
 from outrider.gateway.tenancy.limits.limiter import LimitState
-from outrider.gateway.tenancy.limits.metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.past import PastAmounts
 from outrider.gateway.tenancy.limits.refusals import LimitRefusal, decisive, refusal_error
 from outrider.gateway.tenancy.limits.unlimited import UnlimitedReservation

@@ -13,7 +13,7 @@ from sqlalchemy import delete, insert, select, update
 
 from outrider.gateway.storage.database import Database, DatabaseError
 from outrider.gateway.storage.tables import gateways
-from outrider.gateway.tenancy.limits.metrics import LimitMetrics
+from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.tenancy.keys.amounts import Amounts, Want
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.limits.headers import TOLD_UNITS
+from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.limit_rules import (
     Demand,
     Holding,
@@ -18,7 +19,6 @@ from outrider.gateway.tenancy.limits.limit_rules import (
     ordered,
 )
 from outrider.gateway.tenancy.limits.limiter import LimitState
-from outrider.gateway.tenancy.limits.metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.redis_leases import RedisLeases, ScriptArgs, Store
 from outrider.gateway.tenancy.limits.redis_scripts import Scripts
 from outrider.gateway.tenancy.limits.refusals import LimitRefusal, decisive, refusal_error

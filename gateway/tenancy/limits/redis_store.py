@@ -23,7 +23,7 @@ from redis.exceptions import (
 
 from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.settings.tree import SettingsError
-from outrider.gateway.tenancy.limits.metrics import LimitMetrics
+from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from outrider.gateway.storage.database import Database
-from outrider.gateway.tenancy.keys.parts import KeyParts, open_parts
+from outrider.gateway.tenancy.keys.key_parts import KeyParts, open_parts
 from outrider.gateway.tenancy.ledger.book import Ledger, NullLedger
 from outrider.gateway.tenancy.ledger.prices import PriceBook
 from outrider.gateway.tenancy.ledger.row import row_ids

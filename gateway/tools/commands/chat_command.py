@@ -8,7 +8,7 @@ import typer
 
 from outrider.gateway.settings.tree import KEY_VARIABLE, Settings, load_settings
 from outrider.gateway.tools.commands.chat_options import ChatOptions
-from outrider.gateway.tools.commands.command import (
+from outrider.gateway.tools.commands.command_parts import (
     DeviceOption,
     DtypeOption,
     PairFlags,

@@ -13,7 +13,7 @@ from outrider.gateway.settings.tree import (
     load_settings,
     to_toml,
 )
-from outrider.gateway.tools.commands.command import ConfigFile, reports_user_errors
+from outrider.gateway.tools.commands.command_parts import ConfigFile, reports_user_errors
 
 app = typer.Typer(
     name="config", help="Show and write settings.", no_args_is_help=True, add_completion=False

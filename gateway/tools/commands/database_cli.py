@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from outrider.gateway.settings.tree import SettingsError, load_settings
-from outrider.gateway.tools.commands.command import ConfigFile
+from outrider.gateway.tools.commands.command_parts import ConfigFile
 from outrider.gateway.tools.commands.user_errors import user_errors
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.gateway.settings.tree import Settings, load_settings
-from outrider.gateway.tools.commands.command import (
+from outrider.gateway.tools.commands.command_parts import (
     CommonFlags,
     ModelFlags,
     assigned,

@@ -123,7 +123,7 @@ def list_experiments(database: ShownDatabaseFlags) -> None:
     """List all experiments."""
     with _store(database) as store:
         from outrider.gateway.experiments.admin_schema import experiment_report
-        from outrider.gateway.experiments.tables import print_experiments
+        from outrider.gateway.experiments.experiment_tables import print_experiments
         from outrider.gateway.tools.commands.terminal import make_console
 
         records = list(store.load().experiments.values())
@@ -139,7 +139,7 @@ def show(name: ExperimentArgument, database: ShownDatabaseFlags) -> None:
     """Show one experiment: its arms, its versions, and what was done to it."""
     with _store(database) as store:
         from outrider.gateway.experiments.admin_schema import experiment_detail
-        from outrider.gateway.experiments.tables import print_experiment
+        from outrider.gateway.experiments.experiment_tables import print_experiment
         from outrider.gateway.tools.commands.terminal import make_console
 
         record, versions, events = store.get(name), store.versions(name), store.events(name)

@@ -262,7 +262,7 @@ def list_teams(database: ShownDatabaseFlags) -> None:
 def _store(flags: DatabaseFlags) -> "Iterator[KeyStore]":
     """The keys; what goes wrong becomes a message and an exit status."""
     with flags.opened(kept="database of keys") as (settings, database):
-        from outrider.gateway.tenancy.keys.parts import key_store
+        from outrider.gateway.tenancy.keys.key_parts import key_store
 
         yield key_store(settings, database)
 

@@ -16,7 +16,7 @@ from outrider.draft.device.device_growth import DeviceGrowth, GrownDrafts
 from outrider.draft.device.device_trees import DeviceTrees
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.draft.trees import tree_batch
-from outrider.draft.trees.candidate import TreeCandidate
+from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.engine.core import Engine
 from outrider.engine.protocols import DraftLogits, Trees
 from outrider.engine.request import SpeculationParams

@@ -9,7 +9,7 @@ from outrider.draft.training.compare import Compared, measure_drafter, plain_tok
 from outrider.draft.training.tune import DraftLimits, RunFigures, Traffic
 from outrider.engine.core import Engine
 from outrider.engine.passes.runner import ModelRunner
-from outrider.gateway.tools.learning.drafters.tables import print_comparison
+from outrider.gateway.tools.learning.drafters.drafter_tables import print_comparison
 from outrider.verifier.params import SamplingParams, Tier
 from tests.engines import make_engine, random_prompt, tiny_pair
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.draft.trees.candidate import TreeCandidate
 from outrider.draft.trees.compiled_tree import CompiledTree
 from outrider.draft.trees.growing_tree import GrowingTree
 from outrider.draft.trees.tree_batch import DraftTree
+from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.engine.cache.block_pool import BlockPool, root_hash
 from outrider.engine.cache.kv_view import KVView
 from outrider.kernels.cpu.tree_library import tree_library

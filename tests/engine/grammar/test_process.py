@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-import outrider.engine.grammar.parts as grammar_parts
+import outrider.engine.grammar.grammar_parts as grammar_parts
 import outrider.engine.grammar.process as grammar_process
 from outrider.engine.errors import InvalidGrammarError, QueueFullError
 from outrider.engine.events import Failed
 from outrider.engine.grammar.cache import GrammarCache
 from outrider.engine.grammar.fair_threads import FairThreads, TooManyJobsError
 from outrider.engine.grammar.grammar import TokenGrammar
+from outrider.engine.grammar.grammar_worker import _bound_memory, _Trial
 from outrider.engine.grammar.llguidance_backend import LLGuidanceCompiler
 from outrider.engine.grammar.process import CompileBounds, GrammarProcess, UnfinishedGrammarError
-from outrider.engine.grammar.worker import _bound_memory, _Trial
 from outrider.engine.queue.grammar_queue import GrammarQueue
 from outrider.engine.request import GrammarSpec
 from outrider.engine.sequences.sequence import Sequence
@@ -104,7 +104,7 @@ def test_a_slow_or_crashing_grammar_ends_its_process_and_nothing_else(
 
 def test_the_process_has_a_bound_on_memory() -> None:
     code = (
-        "from outrider.engine.grammar.worker import _bound_memory\n"
+        "from outrider.engine.grammar.grammar_worker import _bound_memory\n"
         "_bound_memory(2**27)\n"
         "small = bytearray(2**20)\n"
         "try: bytearray(2**28)\n"
@@ -125,7 +125,7 @@ def test_a_grammar_that_is_too_large_when_compiled_is_refused() -> None:
 
 
 def test_a_grammar_that_is_slow_to_follow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.engine.grammar.worker._bound_memory", lambda _: None)
+    monkeypatch.setattr("outrider.engine.grammar.grammar_worker._bound_memory", lambda _: None)
     bounds = CompileBounds(token_cpu_s=1e-9)
     trial = _Trial(json.loads(GrammarProcess(VOCABULARY, [0], bounds)._hello))
     assert "ms for a token" in trial.run({"kind": SIMPLE.kind, "text": SIMPLE.text})["error"]

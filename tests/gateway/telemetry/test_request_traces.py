@@ -232,9 +232,9 @@ def test_lines_of_a_request_name_its_trace(make: Make, caplog: pytest.LogCapture
 
     handler = Keep()
     handler.setFormatter(JsonFormatter("gateway"))
-    logger = logging.getLogger("outrider.gateway.http.server.responses")
+    logger = logging.getLogger("outrider.gateway.http.server.answer_response")
     logger.addHandler(handler)
-    caplog.set_level(logging.INFO, "outrider.gateway.http.server.responses")
+    caplog.set_level(logging.INFO, "outrider.gateway.http.server.answer_response")
     try:
         with make() as world:
             ask(world, headers={"traceparent": PARENT, "x-request-id": "my-id"})

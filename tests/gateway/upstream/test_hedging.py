@@ -17,7 +17,7 @@ from outrider.gateway.contract.errors.tree import (
     UpstreamRefusalError,
 )
 from outrider.gateway.upstream.hedging import HedgeBudget
-from outrider.gateway.upstream.request import UpstreamRequest
+from outrider.gateway.upstream.upstream_request import UpstreamRequest
 from tests.gateway.upstream.tiers import (
     Bench,
     bench,

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from benchmarks.shared.mock_upstream import MockScript, MockUpstream, Toxic
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.upstream.call import UpstreamCall
-from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.upstream.mirror import Mirror, MirroredAnswer
+from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.wiring.upstream import build_mirror, build_upstreams
 from tests.gateway.waiting import until
 

@@ -19,8 +19,8 @@ from outrider.gateway.contract.errors.tree import (
 from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.upstream.dialects.base import to_event
 from outrider.gateway.upstream.model_list import model_ids
-from outrider.gateway.upstream.request import UpstreamRequest
 from outrider.gateway.upstream.retry_after import asked_wait_s
+from outrider.gateway.upstream.upstream_request import UpstreamRequest
 from tests.gateway.upstream.raw_server import (
     CHUNKED,
     LAST_CHUNK,

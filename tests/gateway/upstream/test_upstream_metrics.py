@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from outrider.gateway.upstream.attempts import UpstreamAttempt
-from outrider.gateway.upstream.metrics import UpstreamMetrics
 from outrider.gateway.upstream.replicas import ReplicaSet
+from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
 

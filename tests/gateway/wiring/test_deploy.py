@@ -21,21 +21,21 @@ from outrider.gateway.experiments.left_out import LeftOut
 from outrider.gateway.experiments.measure_store import MeasureStore
 from outrider.gateway.experiments.recent import RecentRequests
 from outrider.gateway.experiments.slo.goodput import GoodputSink
-from outrider.gateway.http.edge.metrics import EdgeMetrics
+from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 from outrider.gateway.http.server.draining import Draining, watch_draining
 from outrider.gateway.http.server.route_metrics import RouteCollector
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.storage.database import Database
 from outrider.gateway.telemetry.loop_lag import LoopLag
 from outrider.gateway.telemetry.otel import SpanCounts
+from outrider.gateway.tenancy.keys.key_metrics import TenantMetrics
 from outrider.gateway.tenancy.keys.loopback import listen_host
-from outrider.gateway.tenancy.keys.metrics import TenantMetrics
-from outrider.gateway.tenancy.ledger.metrics import LedgerMetrics
-from outrider.gateway.tenancy.limits.metrics import LimitMetrics
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics, engine_families
-from outrider.gateway.tools.commands.command import tier_flags
+from outrider.gateway.tenancy.ledger.ledger_metrics import LedgerMetrics
+from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics, engine_families
+from outrider.gateway.tools.commands.command_parts import tier_flags
 from outrider.gateway.tools.commands.doctor.gpu_compiler import triton_of_torch
-from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"

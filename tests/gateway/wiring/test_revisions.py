@@ -17,7 +17,7 @@ from outrider.gateway.settings.sections import bundled_pair
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
 from outrider.gateway.tools.commands.doctor.doctor import examine
 from outrider.gateway.tools.learning.drafters.shared import DraftEngineFlags
-from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.wiring import checkpoints
 from outrider.gateway.wiring.checkpoints import at_commits, named_models
 from outrider.gateway.wiring.drafter import load_head

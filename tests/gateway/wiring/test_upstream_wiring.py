@@ -23,7 +23,7 @@ from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
 from outrider.gateway.upstream.attempts import UpstreamAttempt
 from outrider.gateway.upstream.call import UpstreamCall
-from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.wiring import build as wiring
 from outrider.gateway.wiring.start import check_models, engine_recipe
 from outrider.gateway.wiring.upstream import (

@@ -25,7 +25,7 @@ from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring import build as wiring
 from outrider.gateway.wiring import engine as engine_wiring
 from outrider.gateway.wiring import start
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.router.label_free import LabelFreePolicy
 from outrider.router.policy import CascadeOptions, TrainedPolicy
 from outrider.verifier.params import SamplingParams, Tier

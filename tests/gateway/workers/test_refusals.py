@@ -8,12 +8,12 @@ from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
 from outrider.gateway.storage.open import open_database
 from outrider.gateway.tenancy.keys.amounts import LimitSpec, Want
+from outrider.gateway.tenancy.keys.key_parts import key_store
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
-from outrider.gateway.tenancy.keys.parts import key_store
 from outrider.gateway.tenancy.keys.records import KeyOrder
 from outrider.gateway.tenancy.limits.unlimited import UncountedLimits
 from outrider.gateway.wiring.crew import prepare_database
-from outrider.gateway.wiring.worker import share_of
+from outrider.gateway.wiring.gateway_worker import share_of
 
 
 def settings_of(**flags: object) -> Settings:

@@ -64,7 +64,7 @@ def _keys(settings: Settings) -> Finding:
     """Say whether clients need a key, and whether one exists."""
     from outrider.gateway.settings.loopback import is_loopback
     from outrider.gateway.storage.open import open_database
-    from outrider.gateway.tenancy.keys.parts import key_store
+    from outrider.gateway.tenancy.keys.key_parts import key_store
 
     mode, host = settings.keys.mode, settings.server.host
     if mode == "off":

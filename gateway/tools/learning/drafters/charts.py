@@ -6,7 +6,7 @@ from typing import Final
 
 from outrider.draft.training.compare import Compared, plain_tokens_per_s
 from outrider.draft.training.tune import TuneReport
-from outrider.gateway.tools.learning.drafters.tables import (
+from outrider.gateway.tools.learning.drafters.drafter_tables import (
     COMPARED_TITLE,
     compared_grid,
     pace_text,

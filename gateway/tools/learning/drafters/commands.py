@@ -12,6 +12,11 @@ from outrider.gateway.settings.tree import NONE, Settings, SettingsError
 from outrider.gateway.tools.commands.data_files import found_data
 from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.learning.drafters.compare_command import COMPARE_HELP, compare
+from outrider.gateway.tools.learning.drafters.drafter_tables import (
+    print_head,
+    print_training,
+    print_tuning,
+)
 from outrider.gateway.tools.learning.drafters.shared import (
     DraftEngineFlags,
     LargeModel,
@@ -25,7 +30,6 @@ from outrider.gateway.tools.learning.drafters.shared import (
     say_stage,
     speculating,
 )
-from outrider.gateway.tools.learning.drafters.tables import print_head, print_training, print_tuning
 
 if TYPE_CHECKING:
     from outrider.draft.training.tune import Limit, Traffic, TuneReport

@@ -8,6 +8,7 @@ import typer
 
 from outrider.gateway.settings.tree import NONE, Settings
 from outrider.gateway.tools.commands.flags import takes_flags
+from outrider.gateway.tools.learning.drafters.drafter_tables import print_comparison
 from outrider.gateway.tools.learning.drafters.shared import (
     OWN_HEAD,
     DraftEngineFlags,
@@ -20,7 +21,6 @@ from outrider.gateway.tools.learning.drafters.shared import (
     say_stage,
     speculating,
 )
-from outrider.gateway.tools.learning.drafters.tables import print_comparison
 
 if TYPE_CHECKING:
     from outrider.draft.training.compare import Compared

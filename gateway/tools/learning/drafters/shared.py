@@ -12,7 +12,7 @@ import typer
 from outrider.engine.errors import EngineError
 from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder, load_settings
-from outrider.gateway.tools.commands.command import DeviceOption, DtypeOption
+from outrider.gateway.tools.commands.command_parts import DeviceOption, DtypeOption
 from outrider.gateway.tools.commands.data_files import DATA_VARIABLE, found_data
 from outrider.gateway.tools.commands.flags import Sets, setting_flags
 from outrider.gateway.tools.commands.user_errors import user_errors

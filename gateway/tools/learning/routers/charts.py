@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from outrider.gateway.tools.learning.routers.tables import STAGE_LABELS
+from outrider.gateway.tools.learning.routers.router_tables import STAGE_LABELS
 from outrider.gateway.tools.reports.charts import Axis, Chart, PlotSeries, ReferenceLine
 from outrider.gateway.tools.reports.pictures import write_picture
 from outrider.router.calibration import OperatingPoint, Stage, StageRows

@@ -9,7 +9,7 @@ import typer
 
 from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.tools.commands.flags import takes_flags
-from outrider.gateway.tools.learning.collect.command import COLLECT_HELP, collect
+from outrider.gateway.tools.learning.collect.collect_command import COLLECT_HELP, collect
 from outrider.gateway.tools.learning.routers.inputs import (
     HoldBackOption,
     JsonFlag,
@@ -26,7 +26,7 @@ from outrider.gateway.tools.learning.routers.inputs import (
     router_errors,
     wary_notes,
 )
-from outrider.gateway.tools.learning.routers.tables import (
+from outrider.gateway.tools.learning.routers.router_tables import (
     calibration_json,
     judged_json,
     print_calibration,

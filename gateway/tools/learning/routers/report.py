@@ -10,7 +10,7 @@ from outrider.gateway.tools.learning.routers.charts import (
     quality_chart,
 )
 from outrider.gateway.tools.learning.routers.inputs import RouterEvaluation
-from outrider.gateway.tools.learning.routers.tables import (
+from outrider.gateway.tools.learning.routers.router_tables import (
     answerers_grid,
     setting_text,
     settings_grid,

@@ -185,6 +185,6 @@ class BenchFlags:
 def bench(flags: BenchFlags) -> None:
     """Measure; the help is `BENCH_HELP`."""
     # numpy and aiohttp would slow down `--help`.
-    from outrider.gateway.tools.measuring.bench.command import run_command
+    from outrider.gateway.tools.measuring.bench.bench_command import run_command
 
     run_command(flags)

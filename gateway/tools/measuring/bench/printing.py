@@ -5,13 +5,7 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 
-from outrider.gateway.tools.measuring.bench.compare import RunComparison
-from outrider.gateway.tools.measuring.bench.results import (
-    BenchResult,
-    Objectives,
-    SearchReport,
-)
-from outrider.gateway.tools.measuring.bench.tables import (
+from outrider.gateway.tools.measuring.bench.bench_tables import (
     category_grid,
     comparison_grid,
     different_grid,
@@ -21,6 +15,12 @@ from outrider.gateway.tools.measuring.bench.tables import (
     latency_grid,
     search_grid,
     share_text,
+)
+from outrider.gateway.tools.measuring.bench.compare import RunComparison
+from outrider.gateway.tools.measuring.bench.results import (
+    BenchResult,
+    Objectives,
+    SearchReport,
 )
 
 _WIDE: Final = 130

@@ -4,14 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from outrider.gateway.tools.measuring.bench.compare import RunComparison
-from outrider.gateway.tools.measuring.bench.report_charts import comparison_figures, run_figures
-from outrider.gateway.tools.measuring.bench.results import (
-    BenchResult,
-    Quantities,
-    Summary,
-)
-from outrider.gateway.tools.measuring.bench.tables import (
+from outrider.gateway.tools.measuring.bench.bench_tables import (
     category_grid,
     comparison_grid,
     conditions_grid,
@@ -21,6 +14,13 @@ from outrider.gateway.tools.measuring.bench.tables import (
     latency_grid,
     search_grid,
     share_text,
+)
+from outrider.gateway.tools.measuring.bench.compare import RunComparison
+from outrider.gateway.tools.measuring.bench.report_charts import comparison_figures, run_figures
+from outrider.gateway.tools.measuring.bench.results import (
+    BenchResult,
+    Quantities,
+    Summary,
 )
 from outrider.gateway.tools.reports.page import cards, figures, folded, notes, page
 

@@ -26,8 +26,8 @@ from outrider.gateway.contract.schema.responses import (
     ChatCompletionChunk,
     Completion,
 )
-from outrider.gateway.http.server.responses import AnswerResponse, header_text
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.http.server.answer_response import AnswerResponse, header_text
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.router.cascade import Action
 from tests.gateway.answers import read_answer
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
@@ -246,7 +246,7 @@ def test_one_line_a_request_without_its_text(
     tokenizer: ChatTokenizer, encode: Encode, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = watched_job(tokenizer, [PlannedWatch("commit", 3)])
-    with caplog.at_level(logging.INFO, "outrider.gateway.http.server.responses"):
+    with caplog.at_level(logging.INFO, "outrider.gateway.http.server.answer_response"):
         answered(engine_of(encode), job, stream=True)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "request_id=abc job=job tier=small" in line

@@ -22,7 +22,7 @@ from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.settings.tree import load_settings
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.wiring.build import build_client
 from outrider.router.cascade import Action
 from outrider.verifier.params import SamplingParams

@@ -21,7 +21,7 @@ from outrider.gateway.answering.streaming.generation import (
 )
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.errors.tree import EngineLostError
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.verifier.params import SamplingParams
 from outrider.verifier.token_logprobs import TokenLogprobs
 from tests.gateway.scripted_client import Script, ScriptedClient, Step

@@ -19,7 +19,7 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.tool_formats import FORMATS
 from outrider.gateway.answering.text.tool_parser import ToolReading
 from outrider.gateway.contract.errors.tree import EngineLostError, GenerationError
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.router.cascade import Action
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import (

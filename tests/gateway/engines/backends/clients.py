@@ -12,7 +12,7 @@ from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.engines.backends.spawning import EngineRecipe
-from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
+from outrider.gateway.engines.backends.supervised_client import ReconnectPolicy
 from tests.gateway import scripted_engine
 from tests.gateway.scripted_engine import make_request
 

@@ -38,7 +38,7 @@ from outrider.gateway.engines.backends.fleet_keys import (
 )
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
 from outrider.gateway.engines.backends.replica_link import ReplicaRefusedError
-from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
+from outrider.gateway.engines.backends.supervised_client import ReconnectPolicy
 from outrider.gateway.engines.backends.wire import (
     PROTOCOL_VERSION,
     Abort,

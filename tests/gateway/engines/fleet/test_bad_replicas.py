@@ -13,7 +13,7 @@ from outrider.engine.cache.block_pool import BlockPool
 from outrider.engine.events import Finished
 from outrider.gateway.engines.backends.fleet_keys import FleetKeys, KeyPair
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
-from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
+from outrider.gateway.engines.backends.supervised_client import ReconnectPolicy
 from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
 from outrider.gateway.engines.fleet.block_index import BlockIndex, block_keys
 from outrider.gateway.engines.fleet.cache_aware import CacheAware

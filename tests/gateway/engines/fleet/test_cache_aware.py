@@ -11,7 +11,7 @@ from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.engines.backends.wire import BlocksReset, join_hashes
 from outrider.gateway.engines.fleet.block_index import BlockIndex
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
-from outrider.gateway.engines.fleet.placement import Loads, ReplicaLoad
+from outrider.gateway.engines.fleet.replica_placement import Loads, ReplicaLoad
 from outrider.verifier.params import SamplingParams
 
 BLOCK = 16

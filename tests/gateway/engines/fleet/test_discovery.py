@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from outrider.engine.events import Finished
-from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
+from outrider.gateway.engines.backends.supervised_client import ReconnectPolicy
 from outrider.gateway.engines.fleet.addresses import Found, Wanted, resolve
 from outrider.gateway.engines.fleet.block_index import BlockIndex
 from outrider.gateway.engines.fleet.cache_aware import CacheAware

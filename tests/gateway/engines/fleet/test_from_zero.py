@@ -23,8 +23,8 @@ from outrider.gateway.engines.fleet.demand import Demand, Needs
 from outrider.gateway.engines.fleet.discovery import DiscoveredPool
 from outrider.gateway.engines.fleet.replica import Replica
 from outrider.gateway.settings.tree import Settings
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
-from outrider.gateway.upstream.metrics import UpstreamMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
+from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.upstream import build_upstream
 from outrider.verifier.params import Tier

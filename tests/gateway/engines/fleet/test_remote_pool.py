@@ -7,7 +7,7 @@ import pytest
 
 from outrider.engine.events import Failed, Finished, PrefillDone
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
-from outrider.gateway.engines.backends.watched_client import ReconnectPolicy
+from outrider.gateway.engines.backends.supervised_client import ReconnectPolicy
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import Replica
 from tests.gateway.engines.backends.clients import becomes, collect, run, started, tokens

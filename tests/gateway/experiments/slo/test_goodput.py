@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.gateway.contract.answers.outcomes import RequestOutcome
 from outrider.gateway.experiments.slo.goodput import GoodputSink, attained
-from outrider.gateway.experiments.slo.parts import SloParts, build_slo
+from outrider.gateway.experiments.slo.slo_parts import SloParts, build_slo
 from outrider.gateway.settings.slo import SloSettings
 from tests.gateway.waiting import HandClock
 

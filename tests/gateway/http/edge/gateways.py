@@ -9,16 +9,16 @@ from typing import Any
 from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 from outrider.gateway.http.edge.headers import EdgeHeaders
-from outrider.gateway.http.edge.metrics import EdgeMetrics
 from outrider.gateway.settings.http_bounds import HttpSettings
 from outrider.gateway.settings.tree import Settings, load_settings
 from outrider.gateway.tenancy.keys.keys import Scopes
 from outrider.gateway.tenancy.keys.records import KeyOrder
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.wiring.application import build_app
-from outrider.gateway.wiring.parts import GatewayParts
+from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.tenancy import build_tenancy
 from tests.databases import with_tables
 from tests.gateway.conftest import parts_over

@@ -13,7 +13,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from outrider.gateway.http.edge.bounds import ConnectionBounds
-from outrider.gateway.http.edge.metrics import EdgeMetrics
+from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 from outrider.gateway.http.edge.protocol import edge_protocol
 from tests.gateway.waiting import wait_for as wait_for
 

@@ -19,8 +19,8 @@ from outrider.gateway.contract.errors.tree import (
     RateLimitError,
 )
 from outrider.gateway.http.edge.bounds import ConnectionBounds
+from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 from outrider.gateway.http.edge.idempotency import IdempotentAnswers
-from outrider.gateway.http.edge.metrics import EdgeMetrics
 from tests.gateway.http.edge.asking import Exchange, http_scope
 from tests.gateway.http.edge.gateways import STEPS, whole_gateway
 from tests.gateway.http.edge.serving import served

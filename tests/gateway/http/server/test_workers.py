@@ -30,7 +30,9 @@ _USAGE = re.compile(r"^outrider_kv_cache_usage_perc\{.*\} (\S+)$", re.MULTILINE)
 
 def workers(gateway: Gateway) -> list[psutil.Process]:
     children = psutil.Process(gateway.process.pid).children()
-    return [child for child in children if "outrider.gateway.wiring.worker" in child.cmdline()]
+    return [
+        child for child in children if "outrider.gateway.wiring.gateway_worker" in child.cmdline()
+    ]
 
 
 def metric(gateway: Gateway, pattern: re.Pattern[str]) -> float:

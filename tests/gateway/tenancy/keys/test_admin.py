@@ -24,9 +24,9 @@ from outrider.gateway.tenancy.keys.admin_schema import (
     NewKeyReport,
     TeamReport,
 )
+from outrider.gateway.tenancy.keys.key_parts import open_parts
 from outrider.gateway.tenancy.keys.key_store import KeyStore
 from outrider.gateway.tenancy.keys.keys import Scopes, id_in
-from outrider.gateway.tenancy.keys.parts import open_parts
 from outrider.gateway.tenancy.keys.records import KeyOrder
 from tests.gateway.answers import read_answer
 from tests.gateway.http.edge.reading import read_small_body

@@ -18,8 +18,8 @@ from outrider.gateway.contract.errors.tree import (
 )
 from outrider.gateway.tenancy.keys import authenticator
 from outrider.gateway.tenancy.keys.authenticator import ADMIN_TOKEN_ID
+from outrider.gateway.tenancy.keys.key_parts import open_parts
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal, Scopes, mint_key
-from outrider.gateway.tenancy.keys.parts import open_parts
 from outrider.gateway.tenancy.keys.records import KeyOrder
 from tests.gateway.tenancy.keys.world import ADMIN_TOKEN, World
 

@@ -12,11 +12,11 @@ from outrider.gateway.settings.keys import KeyMode
 from outrider.gateway.storage.database import Database
 from outrider.gateway.tenancy.keys.auth_throttle import AuthThrottle
 from outrider.gateway.tenancy.keys.authenticator import Authenticator
+from outrider.gateway.tenancy.keys.key_metrics import TenantMetrics
+from outrider.gateway.tenancy.keys.key_parts import KeyParts
 from outrider.gateway.tenancy.keys.key_registry import KeyRegistry
 from outrider.gateway.tenancy.keys.key_store import KeyStore
 from outrider.gateway.tenancy.keys.keys import KeyHasher
-from outrider.gateway.tenancy.keys.metrics import TenantMetrics
-from outrider.gateway.tenancy.keys.parts import KeyParts
 from tests.databases import with_tables
 
 HASHER = KeyHasher(b"a secret of these tests")

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.tenancy.ledger import journal as journal_module
-from outrider.gateway.tenancy.ledger.metrics import LedgerMetrics
+from outrider.gateway.tenancy.ledger.ledger_metrics import LedgerMetrics
 from outrider.gateway.tenancy.ledger.queries import UsageFilter, total_usage
 from outrider.gateway.tenancy.ledger.row import LedgerRow
 from tests.databases import with_tables

@@ -18,7 +18,7 @@ from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.tables import ledger, price_versions
 from outrider.gateway.tenancy.ledger.book import Ledger, NullLedger
 from outrider.gateway.tenancy.ledger.journal import Journal, journal_folder
-from outrider.gateway.tenancy.ledger.metrics import LedgerMetrics
+from outrider.gateway.tenancy.ledger.ledger_metrics import LedgerMetrics
 from outrider.gateway.tenancy.ledger.prices import PriceBook
 from outrider.gateway.tenancy.ledger.writer import Ticket
 from tests.databases import with_tables

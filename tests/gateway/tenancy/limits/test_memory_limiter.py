@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from outrider.gateway.contract.errors.tree import BudgetError, RateLimitError
 from outrider.gateway.tenancy.keys.amounts import Amounts, LimitSpec
+from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.limiter import LimitState
 from outrider.gateway.tenancy.limits.memory_limiter import MemoryLimiter
-from outrider.gateway.tenancy.limits.metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.unlimited import Unlimited
 from outrider.gateway.tenancy.limits.windows import ClockTimes, MinuteWindow
 from tests.gateway.tenancy.limits.rigs import NOON_S, key, want

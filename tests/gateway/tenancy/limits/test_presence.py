@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.tables import gateways
-from outrider.gateway.tenancy.limits.metrics import LimitMetrics
+from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.presence import GatewayPresence
 from tests.gateway.waiting import until
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from outrider.gateway.contract.errors.tree import RateLimitError, StorageError
 from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
-from outrider.gateway.tenancy.limits.metrics import LimitMetrics
+from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.redis_limiter import RedisLimiter
 from outrider.gateway.tenancy.limits.redis_scripts import Scripts
 from outrider.gateway.tenancy.limits.redis_store import RedisStore

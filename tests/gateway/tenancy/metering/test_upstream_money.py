@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.shared.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
 from outrider.gateway.answering.candidates.upstream_responder import UpstreamResponder
-from outrider.gateway.http.server.responses import AnswerResponse
+from outrider.gateway.http.server.answer_response import AnswerResponse
 from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD, LimitSpec
 from tests.gateway.conftest import OpenWorld
 from tests.gateway.hostile import hostile, piece, streamed

@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.storage.open import open_database
+from outrider.gateway.tenancy.keys.key_parts import key_store
 from outrider.gateway.tenancy.keys.keys import id_in
-from outrider.gateway.tenancy.keys.parts import key_store
 from outrider.gateway.tools.commands.keys_cli import app
 from outrider.gateway.tools.commands.keys_tables import visible
 from tests.databases import with_tables

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from typer.testing import CliRunner
 
-from outrider.gateway.tools.commands.fleet.command import app
+from outrider.gateway.tools.commands.fleet.fleet_command import app
 from outrider.gateway.tools.commands.fleet.status import engines_table
 from outrider.gateway.wiring.ray.plan import EXAMPLE, EnginePlan
 

@@ -22,6 +22,7 @@ from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.tool_formats import HERMES, QWEN3_CODER, ToolFormat
 from outrider.gateway.answering.text.tool_prompt import write_calls
+from outrider.gateway.tools.learning.collect.collect_command import collect
 from outrider.gateway.tools.learning.collect.collecting import (
     Collector,
     CollectPlan,
@@ -29,7 +30,6 @@ from outrider.gateway.tools.learning.collect.collecting import (
     JudgeFn,
     pair_of,
 )
-from outrider.gateway.tools.learning.collect.command import collect
 from outrider.gateway.tools.learning.collect.data import CollectError, LabelFile, read_questions
 from outrider.router.dataset import read_labelled_prompts
 from outrider.verifier.params import Tier

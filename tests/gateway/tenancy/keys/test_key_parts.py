@@ -12,8 +12,8 @@ from pydantic import SecretStr
 from outrider.gateway.settings.keys import KeySettings
 from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.gateway.storage.open import open_database
+from outrider.gateway.tenancy.keys.key_parts import build_key_parts, key_store
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, mint_key
-from outrider.gateway.tenancy.keys.parts import build_key_parts, key_store
 from outrider.gateway.tenancy.keys.records import KeyOrder
 
 

@@ -15,14 +15,14 @@ from outrider.gateway.answering.text.prompt_work import PromptSlots
 from outrider.gateway.contract.schema.kinds import UnknownFields
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.experiments.experiments import Experiments
-from outrider.gateway.experiments.slo.parts import SloParts
-from outrider.gateway.http.edge.metrics import EdgeMetrics
+from outrider.gateway.experiments.slo.slo_parts import SloParts
+from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 from outrider.gateway.settings.adapters import AdapterSettings
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.settings.http_bounds import HttpSettings
 from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
 from outrider.gateway.telemetry.tracer import NULL_TRACER, Tracer
-from outrider.gateway.tenancy.metering.metrics import GatewayMetrics
+from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.workers.siblings import Siblings
 from outrider.router.policy import RoutePolicy

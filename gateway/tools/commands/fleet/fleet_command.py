@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from outrider.gateway.settings.tree import SettingsError
-from outrider.gateway.tools.commands.command import reports_user_errors
+from outrider.gateway.tools.commands.command_parts import reports_user_errors
 from outrider.gateway.tools.commands.fleet.status import status_table
 from outrider.gateway.wiring.ray.patience import allow_slow_starts, quieten_serve
 from outrider.gateway.wiring.ray.plan import EXAMPLE, FleetPlan, read_plan

@@ -12,7 +12,7 @@ import jsonschema_rs
 import pytest
 
 from benchmarks.chaos.fuzzed_schemas import random_schema
-from outrider.gateway.answering.text.answer_form import AnswerSchema
+from outrider.gateway.answering.text.answer_schema import AnswerSchema
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from tests.engine.grammar.test_fuzz import hostile_schema
 from tests.gateway.conftest import Server, scripted_server

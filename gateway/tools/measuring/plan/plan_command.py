@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from outrider.gateway.settings.tree import SettingsError, load_settings
-from outrider.gateway.tools.commands.command import (
+from outrider.gateway.tools.commands.command_parts import (
     LargeRevision,
     ParallelOption,
     QuantizeOption,

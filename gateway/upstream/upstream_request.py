@@ -18,9 +18,9 @@ from outrider.gateway.upstream.attempts import AttemptKind, AttemptOutcome
 from outrider.gateway.upstream.call import HOPS_HEADER, Chunk, UpstreamCall, WholeAnswer
 from outrider.gateway.upstream.credentials.base import CredentialError, SignedRequest
 from outrider.gateway.upstream.dialects.base import ReportedError, is_refusal
-from outrider.gateway.upstream.parts import TierState
 from outrider.gateway.upstream.replicas import Lease, Replica
 from outrider.gateway.upstream.retry_after import asked_wait_s
+from outrider.gateway.upstream.tier_parts import TierState
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
 if TYPE_CHECKING:  # at run time it would import aiohttp, also where there are no upstream tiers

@@ -21,7 +21,7 @@ from outrider.engine.errors import EngineError
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.settings.tree import Settings, SettingsError, load_settings
-from outrider.gateway.tools.commands.command import (
+from outrider.gateway.tools.commands.command_parts import (
     DeviceOption,
     DtypeOption,
     LargeRevision,

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from outrider.gateway.answering.reading.parsed_request import PlacementConstraints, constraints_of
-from outrider.gateway.answering.reading.placement import Named, PlacementPolicy
+from outrider.gateway.answering.reading.placement_policy import Named, PlacementPolicy
 from outrider.gateway.contract.answers.responder import Place
 from outrider.gateway.contract.errors.http import problem_of
 from outrider.gateway.contract.errors.tree import BadRequestError

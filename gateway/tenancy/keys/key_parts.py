@@ -11,10 +11,10 @@ from outrider.gateway.storage.database import Database, DatabaseError
 from outrider.gateway.tenancy.keys.admin_token import check_admin_token
 from outrider.gateway.tenancy.keys.auth_throttle import AuthThrottle
 from outrider.gateway.tenancy.keys.authenticator import Authenticator
+from outrider.gateway.tenancy.keys.key_metrics import TenantMetrics
 from outrider.gateway.tenancy.keys.key_registry import KeyRegistry
 from outrider.gateway.tenancy.keys.key_store import KeyStore, load_secret
 from outrider.gateway.tenancy.keys.keys import KeyHasher
-from outrider.gateway.tenancy.keys.metrics import TenantMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,12 @@ from collections import Counter
 import numpy as np
 
 from outrider.engine.request import EngineRequest
-from outrider.gateway.engines.fleet.placement import LeastWork, LoadBoard, Loads, ReplicaLoad
+from outrider.gateway.engines.fleet.replica_placement import (
+    LeastWork,
+    LoadBoard,
+    Loads,
+    ReplicaLoad,
+)
 from outrider.verifier.params import SamplingParams
 
 

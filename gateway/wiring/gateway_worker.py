@@ -1,5 +1,4 @@
-"""A worker's process: `python -m outrider.gateway.wiring.worker`, started by the gateway's parent
-process.
+"""A worker's process: `python -m outrider.gateway.wiring.gateway_worker`, which its parent starts.
 
 Standard input carries its task, and then stays open for as long as the parent lives: a thread that
 reads it ends this process with the parent, whichever way that ends.

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from outrider.gateway.settings.tree import load_settings
-from outrider.gateway.tools.commands.command import (
+from outrider.gateway.tools.commands.command_parts import (
     Assignments,
     DeviceOption,
     PairFlags,

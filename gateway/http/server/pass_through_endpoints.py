@@ -17,9 +17,9 @@ from outrider.gateway.answering.candidates.pass_through import (
     PassThrough,
 )
 from outrider.gateway.contract.errors.tree import AuthenticationError
+from outrider.gateway.http.server.answer_response import WorkResponse, until_departure
 from outrider.gateway.http.server.auth_dispatcher import model_in_path, request_id_of
 from outrider.gateway.http.server.endpoints import RequestIntake, request_context
-from outrider.gateway.http.server.responses import WorkResponse, until_departure
 from outrider.gateway.http.server.veil import veil_for
 from outrider.gateway.tenancy.metering.meter import RequestMeter
 
@@ -52,13 +52,13 @@ class PassThroughEndpoints:
 
         async def answer(scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
             context = request_context(request, meter.arrival_s, meter)
-            made: list[Response] = []
+            responses: list[Response] = []
 
             async def passed() -> None:
                 content_type = request.headers.get("content-type", "")
                 model = model_in_path(request)
                 found = await self.passing.answer(route, content_type, body, context, model)
-                made.append(self._response(found, meter))
+                responses.append(self._response(found, meter))
 
             try:
                 await self._while_key_lasts(meter, until_departure(scope, receive, passed()))
@@ -67,7 +67,7 @@ class PassThroughEndpoints:
                 logger.info("client left request_id=%s", request_id_of(request))
                 return
             await meter.end_and_wait("answered")
-            (response,) = made
+            (response,) = responses
             response.headers.update(meter.headers)
             await response(scope, receive, send)
 
