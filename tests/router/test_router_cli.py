@@ -334,7 +334,7 @@ def test_without_matplotlib_only_pictures_are_missing(
     monkeypatch.setattr(
         extras.PathFinder,
         "find_spec",
-        lambda name: None if name == "matplotlib" else real(name),
+        lambda name, *places: None if name == "matplotlib" else real(name, *places),
     )
     arguments = ["--router", router_folder, "--data", held_out_file]
     result = run("eval", *arguments, "--plots", tmp_path)
