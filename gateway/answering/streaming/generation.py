@@ -5,9 +5,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from outrider.gateway.answering.jobs.job import ChoicePlan, Job
-from outrider.gateway.answering.streaming.choice import Choice
+from outrider.gateway.answering.streaming.choice import Choice, ChoiceUsage, Delta
 from outrider.gateway.answering.streaming.choice_stream import CascadeUsage, ChoiceStream
-from outrider.gateway.answering.streaming.delta import ChoiceUsage, Delta
 from outrider.gateway.answering.streaming.fan_in import merge
 from outrider.gateway.answering.streaming.watched_stream import WatchedStream
 from outrider.gateway.contract.answers.responder import AnswerEscalated

@@ -2,9 +2,6 @@
 
 from typing import Final
 
-import msgspec
-
-_encode: Final = msgspec.json.Encoder().encode
 # JSON allows U+0085, U+2028 and U+2029 in strings; readers of server-sent events may cut there.
 _ESCAPES: Final = {
     char.encode(): f"\\u{ord(char):04x}".encode() for char in ("\x85", "\u2028", "\u2029")
@@ -17,9 +14,3 @@ def escape_line_ends(encoded: bytes) -> bytes:
         for char, escape in _ESCAPES.items():
             encoded = encoded.replace(char, escape)
     return encoded
-
-
-def encode_text(text: str) -> bytes:
-    """Encode a JSON string that no line reader can cut."""
-    encoded: bytes = _encode(text)
-    return encoded if text.isascii() else escape_line_ends(encoded)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from outrider.gateway.contract.schema.line_ends import encode_text
+from outrider.gateway.answering.streaming.sse import encode_text
 from outrider.gateway.http.apis.events import named_event, one_line
 
 _NO_LOGPROBS: Final = b',"logprobs":[]'
