@@ -63,7 +63,7 @@ class _FollowedAnswer:
 class RequestMeter:
     """Reserves before the work, counts while it runs, books, gives back and reports at the end.
 
-    `end` is called for every request, however it ends; only the first call counts.
+    Every request is ended once, in the background or waited for; later calls do nothing.
     """
 
     tenancy: Tenancy
