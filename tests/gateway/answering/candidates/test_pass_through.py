@@ -404,12 +404,12 @@ def keyed(opened: OpenWorld, far: Far) -> Any:
     """Opens a gateway with a limited key and a tier that makes images and hears and speaks."""
 
     @contextmanager
-    def opened(limits: LimitSpec, **media: Any) -> Iterator[Books]:
+    def opened_with(limits: LimitSpec, **media: Any) -> Iterator[Books]:
         options = {"url": far.url, "model": "m", "endpoints": ["images", "audio"], **media}
         with opened(clouds=(), tiers={"media": options}, limits=limits) as made:
             yield made
 
-    return opened
+    return opened_with
 
 
 def draw(made: Books, **fields: Any) -> int:
