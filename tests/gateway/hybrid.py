@@ -111,7 +111,9 @@ class World:
         return {name: n for name, n in self._samples().items() if name.startswith(decided)}
 
     def _samples(self) -> dict[str, float]:
-        lines = self.http.get("/metrics").text.splitlines()
+        response = self.http.get("/metrics")
+        assert response.status_code == 200, response.text
+        lines = response.text.splitlines()
         samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}
 

@@ -23,6 +23,7 @@ from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.storage import tables
 from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD, LimitSpec
+from outrider.gateway.tenancy.keys.keys import Scopes
 from outrider.gateway.tenancy.keys.records import KeyOrder
 from tests.databases import with_tables
 from tests.engines import PAIR_FOLDER, shipped_tokenizer
@@ -65,11 +66,11 @@ class Gateways:
         """Return their addresses."""
         return [world.url for world in self.worlds]
 
-    def new_key(self, name: str, limits: LimitSpec) -> str:
+    def new_key(self, name: str, limits: LimitSpec, scopes: Scopes | None = None) -> str:
         """A key that all of them know already."""
         store = self.worlds[0].context.tenancy.keys.store
         assert store is not None
-        key: str = store.create(KeyOrder(name=name, limits=limits)).text
+        key: str = store.create(KeyOrder(name=name, limits=limits, scopes=scopes or Scopes())).text
         for url in self.urls:
             asked = partial_get(f"{url}/v1/models", key)
             until(lambda asked=asked: asked().status_code == 200)  # type: ignore[misc]
@@ -123,7 +124,7 @@ def gateways(store: str, folder: Path, request: pytest.FixtureRequest) -> Iterat
             object.__setattr__(world.context.limits, "default_max_tokens", None)
             worlds.append(world)
         made = Gateways(tuple(worlds))
-        inspector = made.new_key("inspector", LimitSpec())
+        inspector = made.new_key("inspector", LimitSpec(), Scopes(reads_metrics=True))
         for world in worlds:
             world.http.headers.update(bearer(inspector))
         yield made
