@@ -111,6 +111,7 @@ def greedy_text(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) 
     return ids[len(prompt) :]
 
 
+@pytest.mark.slow
 def test_greedy_text_is_that_of_merged_weights(pair: Pair, large: list[AdapterRef]) -> None:
     requests = [r for r in mixed_requests([*large, None]) if r.sampling.is_greedy]
     answers = texts(serve(make_engine(pair), requests))
@@ -139,6 +140,7 @@ def test_text_is_pefts_own(pair: Pair, large: list[AdapterRef]) -> None:
         assert answer.token_ids == greedy_text(theirs, prompt, 24), ref.name
 
 
+@pytest.mark.slow
 def test_batches_and_prefix_hits_change_nothing(pair: Pair, large: list[AdapterRef]) -> None:
     served = assert_same_answers(mixed_requests([*large, None]), of=pair, vary=ACCEPTING | WARM)
     assert all(answer.stats.num_cached_tokens > 0 for answer in served.answers.values())
@@ -148,12 +150,14 @@ def test_a_batch_without_guesses_changes_nothing(pair: Pair, large: list[Adapter
     assert_same_answers(mixed_requests([*large, None]), of=pair, vary=UNDRAFTED)
 
 
+@pytest.mark.slow
 def test_preempted_answers_go_on_as_they_were(pair: Pair, large: list[AdapterRef]) -> None:
     """The second time with adapters in memory, so that all begin together."""
     few = by(large_blocks=5, small_blocks=24) | Way(turns=2, shows=("num_preemptions",))
     assert_same_answers(mixed_requests([*large, None]), of=pair, vary=few)
 
 
+@pytest.mark.slow
 def test_more_adapters_than_places_take_turns(pair: Pair, large: list[AdapterRef]) -> None:
     vary = by(config=EngineConfig(max_adapters=1))
     served = assert_same_answers(mixed_requests([*large, None]), of=pair, vary=vary)
@@ -184,6 +188,7 @@ def test_an_adapter_with_other_weights_shares_no_blocks(tmp_path: Path, pair: Pa
     assert answers[0].token_ids == answers[2].token_ids != answers[1].token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps_answer", [False, True])
 def test_escalation_from_the_small_base_to_a_large_adapter(
     pair: Pair, large: list[AdapterRef], small: AdapterRef, keeps_answer: bool

@@ -1,5 +1,7 @@
 """In bfloat16 a batch decides ties: where answers part, the two tokens were that close."""
 
+import pytest
+
 from benchmarks.shared.compare import compare_answers, runner_logits
 from outrider.engine.passes.runner import ModelRunner
 from tests.engines import heldout_prompts, make_request, shipped_pair, texts
@@ -21,6 +23,7 @@ def greedy_answers(vary: Way, count: int) -> list[list[int]]:
     return [*texts(serve_in(vary, requests, shipped_pair("bfloat16")).answers).values()]
 
 
+@pytest.mark.slow
 def test_answers_part_only_where_two_tokens_are_nearly_tied() -> None:
     count = repeats(32, 16)
     prompts = heldout_prompts(count)

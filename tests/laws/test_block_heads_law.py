@@ -24,6 +24,7 @@ from tests.laws.same_answers import assert_same_answers, total, with_head
 KINDS = ("peagle", "dflash")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_taught_is_accepted_block_by_block(kind: str, on_device: bool) -> None:

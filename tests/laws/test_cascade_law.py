@@ -164,11 +164,13 @@ DRAFTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", slow_but({"default", "wide"}, DRAFTS))
 def test_the_tree_does_not_matter(config: DraftConfig, right_cascades: dict[str, Right]) -> None:
     assert_right(cascade_requests(), right_cascades, ACCEPTING | by(draft=config))
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "speculation", [SpeculationParams(enabled=False), SpeculationParams(sources=())]
 )
@@ -180,6 +182,7 @@ def test_without_speculation_it_is_the_same(
     assert served.total("num_drafted_tokens") == 0
 
 
+@pytest.mark.slow
 def test_a_budget_for_hardly_anything_does_not_matter(right_cascades: dict[str, Right]) -> None:
     vary = by(budget=fixed_budget(row=100.0, draft=10.0))
     served = assert_right(cascade_requests(), right_cascades, vary)
@@ -236,6 +239,7 @@ def test_unknown_small_distributions_only_cost_time(
     assert any(is_open) == (chance_known < 1.0)
 
 
+@pytest.mark.slow
 def test_penalties_act_on_both_models() -> None:
     edits = {"frequency_penalty": 1.5, "repetition_penalty": 1.3}
     bias = ((7, 4.0), (8, -100.0))
@@ -249,6 +253,7 @@ def test_penalties_act_on_both_models() -> None:
     assert 8 not in tokens
 
 
+@pytest.mark.slow
 def test_a_grammar_binds_both_models() -> None:
     requests = [
         replace(
@@ -274,6 +279,7 @@ def test_a_grammar_binds_both_models() -> None:
 # ---- company and blocks ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_lossless_requests_beside_it_stay_lossless(right_cascades: dict[str, Right]) -> None:
     small = [make_request(f"s{n}", random_prompt(9, seed=n), tier="small") for n in range(3)]
     lossless, cascades = mixed_requests(), cascade_requests()
@@ -282,6 +288,7 @@ def test_lossless_requests_beside_it_stay_lossless(right_cascades: dict[str, Rig
     assert_right(requests, right, Way(arrive=lambda number: number // 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("block_size", "max_tokens_per_step"), [(1, 2048), (4, 5)])
 def test_blocks_chunks_and_the_prefix_cache_do_not_matter(
     block_size: int, max_tokens_per_step: int, right_cascades: dict[str, Right]
@@ -310,6 +317,7 @@ def test_few_blocks_do_not_matter(
     assert (served.total("num_preemptions") > 0) == (large_blocks < 1024)
 
 
+@pytest.mark.slow
 def test_small_answers_that_fill_the_cache_only_delay_it(
     right_cascades: dict[str, Right],
 ) -> None:
@@ -413,6 +421,7 @@ def check_distribution(cascade: CascadeParams, temperature: float, num_seeds: in
     assert p_value(drawn, joint_distribution(CascadeParams(alpha=1.0), temperature)) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cascade",
     slow_but({"opt"}, dict(zip(("opt", "token_specific"), MIXED, strict=True))),

@@ -28,6 +28,7 @@ def choices(prompt_length: int, *, tier: Tier = "large", **sampling: object) -> 
     ]  # fmt: skip
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("tier", "speculation", "prompt_length"),
     [
@@ -68,6 +69,7 @@ def test_without_a_group_prompts_that_come_together_are_computed_by_each() -> No
     assert served.total("num_cached_tokens") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_choices_under_pressure_and_without_a_prefix_cache(prefix_caching: bool) -> None:
     vary = by(block_size=4, large_blocks=60, small_blocks=60, prefix_caching=prefix_caching)

@@ -222,6 +222,7 @@ def differences(decoder: DecoderModel) -> Iterator[str]:
                 yield from compare(f"node {node} of {num_nodes}", nodes[node : node + 1], single)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logits_alone_in_a_tree_and_in_a_batch(dtype: Dtype) -> None:
     assert list(differences(model("large", dtype, deterministic=True))) == []
@@ -233,6 +234,7 @@ def test_logits_with_two_threads(dtype: Dtype) -> None:
     assert list(differences(model("large", dtype, deterministic=True))) == []
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "dtype", ["float32", "bfloat16", pytest.param("int8", marks=pytest.mark.long), "int4"]
 )
@@ -272,6 +274,7 @@ def assert_streams(dtype: Dtype, vary: Way, last: int = NUM_STREAMS) -> None:
     assert_same_answers(stream_requests(last), of=pair(dtype), vary=vary, right=alone(dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", STREAM_DTYPES)
 def test_greedy_streams(dtype: Dtype) -> None:
     for vary in (ALONE, Way(at_a_time=4), AS_USUAL, UNDRAFTED):
@@ -284,6 +287,7 @@ def test_greedy_streams_with_two_threads(dtype: Dtype) -> None:
     assert_streams(dtype, Way(at_a_time=2), last=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", STREAM_DTYPES)
 def test_greedy_streams_with_cached_prompts_and_chunks(dtype: Dtype) -> None:
     check_cached(dtype, AS_USUAL)

@@ -84,6 +84,7 @@ def on_device(**engine: Any) -> Way:
     return ON_DEVICE | by(**engine) | Way(watch=watch_forests)
 
 
+@pytest.mark.slow
 def test_the_shipped_pair_says_the_same_alone() -> None:
     for request in pair_requests(2):
         served = assert_same_answers([request], of=shipped_pair(), vary=on_device())
@@ -91,6 +92,7 @@ def test_the_shipped_pair_says_the_same_alone() -> None:
         assert served.total("num_accepted_tokens") > 15
 
 
+@pytest.mark.slow
 def test_the_shipped_pair_says_the_same_together_and_again() -> None:
     """The second time all prompts are in the prefix cache, and all answers are remembered."""
     served = assert_same_answers(pair_requests(8), of=shipped_pair(), vary=on_device() | WARM)
@@ -100,6 +102,7 @@ def test_the_shipped_pair_says_the_same_together_and_again() -> None:
     assert total(again, "num_steps") < total(first, "num_steps")
 
 
+@pytest.mark.slow
 def test_beside_small_answers() -> None:
     both = zip(pair_requests(8), pair_requests(8, "small"), strict=True)
     vary = on_device() | Way(arrive=lambda number: number // 4, streams=True)
@@ -129,6 +132,7 @@ def awkward_requests() -> list[EngineRequest]:
     return [request for pair in zip(awkward, plain, strict=False) for request in pair] + awkward[4:]
 
 
+@pytest.mark.slow
 def test_beside_sequences_that_need_the_host() -> None:
     requests = awkward_requests()
     # A cascade without the small model's passes is another answer; everything else is plain.
@@ -168,12 +172,14 @@ BUDGETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", slow_but({"default", "bushy", "short-catch-up"}, DRAFTS))
 def test_every_shape_of_tree(config: DraftConfig) -> None:
     served = assert_same_answers(mixed_requests(), vary=on_device(draft=config))
     assert (max(served.watched) > 1) == (config.max_draft_depth > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", slow_but({"none", "fair"}, BUDGETS))
 def test_every_budget(budget: TreeBudget | None) -> None:
     served = assert_same_answers(mixed_requests(), vary=on_device(budget=budget))
@@ -192,6 +198,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", slow_but({"off", "few-nodes", "in-a-hurry"}, LIMITS))
 def test_limits_of_requests(speculation: SpeculationParams) -> None:
     requests = mixed_requests()
@@ -215,6 +222,7 @@ def test_short_answers(max_tokens: int) -> None:
     assert_same_answers(requests, vary=on_device(), right=right)
 
 
+@pytest.mark.slow
 def test_predictions_and_repeated_text() -> None:
     requests = requests_with_predictions(None)
     served = assert_same_answers(requests, vary=on_device())
@@ -255,6 +263,7 @@ def test_with_triton_kernels_in_their_interpreter() -> None:
 # ---- blocks --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spare_blocks", "small_blocks", "prefix_caching"),
     [(0, 1024, False), (None, 5, True), (0, 38, True), (0, 38, False), (10, 20, True)],
@@ -270,6 +279,7 @@ def test_few_blocks_do_not_matter(
     assert_same_answers(mixed_requests(), vary=vary)
 
 
+@pytest.mark.slow
 def test_drafts_on_the_device_give_way_to_small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Views are reclaimed between the passes of a step, while trees are growing in them."""
     small = [
@@ -295,6 +305,7 @@ def test_drafts_on_the_device_give_way_to_small_answers(monkeypatch: pytest.Monk
     assert any(lost), "no view was reclaimed while its tree grew"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_both_caches_hold_the_text(temperature: float) -> None:
     """Accepted paths of branching trees are moved into place on the device, in both caches."""
@@ -315,6 +326,7 @@ def test_both_caches_hold_the_text(temperature: float) -> None:
 # ---- from tier to tier ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps_answer", [False, True])
 def test_an_escalated_answer_goes_on_as_a_draft_on_the_device(keeps_answer: bool) -> None:
     requests = [

@@ -113,6 +113,7 @@ def assert_own(
         assert answer.finished.tier == "large"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", SAMPLING)
 @pytest.mark.parametrize(
     ("speculation", "prefix_caching"), [(True, True), (True, False), (False, True)]
@@ -126,6 +127,7 @@ def test_every_hold_back_position(mode: str, speculation: bool, prefix_caching: 
     assert_own(requests, positions, roomy | shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", SAMPLING)
 @pytest.mark.parametrize("position", [1, 16, WHOLE])
 def test_alone_with_options(mode: str, position: int) -> None:
@@ -137,6 +139,7 @@ def test_alone_with_options(mode: str, position: int) -> None:
     assert_own([request], [position], within=logprobs(1e-3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", [3, WHOLE])
 def test_under_a_grammar(position: int) -> None:
     spec = GrammarSpec(kind="regex", text=r"Answer: [0-9]{2,9}(, [a-z]{1,12}){1,3}\.")
@@ -148,6 +151,7 @@ def test_under_a_grammar(position: int) -> None:
     assert_own(requests, [position] * 3, by(grammars=COMPILERS))
 
 
+@pytest.mark.slow
 def test_under_pressure() -> None:
     """Blocks for about one answer and a half: views are taken away, sequences are pre-empted."""
     requests = [
@@ -263,6 +267,7 @@ def interfere(engine: Engine, rng: random.Random, name: str, step: int) -> None:
             engine.abort(name)
 
 
+@pytest.mark.slow
 def test_whatever_is_decided_no_block_stays_held() -> None:
     for number in range(15):
         rng = random.Random(number)

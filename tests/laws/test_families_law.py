@@ -54,6 +54,7 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     return tiny_pair(request.param, max_positions=256, drift=0.03)
 
 
+@pytest.mark.slow
 def test_preemption_and_cached_prefixes_do_not_matter(pair: Pair) -> None:
     requests = mixed_requests()[::2]
     wide = by(draft=DraftConfig(max_branching=4))
@@ -62,6 +63,7 @@ def test_preemption_and_cached_prefixes_do_not_matter(pair: Pair) -> None:
     assert_same_answers(requests[::2], of=pair, vary=wide | by(block_size=4) | WARM)
 
 
+@pytest.mark.slow
 def test_an_escalated_answer_is_the_large_models_own(pair: Pair) -> None:
     requests = [
         make_request(
@@ -78,6 +80,7 @@ def test_an_escalated_answer_is_the_large_models_own(pair: Pair) -> None:
     assert_same_answers(requests, of=pair, vary=vary)
 
 
+@pytest.mark.slow
 def test_a_cascade_is_the_same_without_drafting(pair: Pair) -> None:
     cascade = CascadeParams(alpha=0.3)
     requests = [replace(request, cascade=cascade) for request in mixed_requests()[::2]]
@@ -149,6 +152,7 @@ def question(model: str, **options: object) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_such_a_large_model_is_served_drafted_for_and_routed_to(
     served: Gateway, temperature: float

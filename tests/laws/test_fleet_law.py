@@ -130,6 +130,7 @@ def tiny_requests(count: int) -> list[EngineRequest]:
     return [*requests, replace(cascade, cascade=CascadeParams(alpha=0.3))]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("ends_after", [1, 40])
 async def test_a_replicas_end_changes_no_answer(ends_after: int) -> None:
     requests = tiny_requests(6)
@@ -177,6 +178,7 @@ LARGE_ENGINES: dict[str, Callable[[], Engine]] = {
 }
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("ends_after", [None, 30])
 @pytest.mark.parametrize("drafts", LARGE_ENGINES)
 async def test_an_escalated_answer_is_the_large_tiers_own(

@@ -117,6 +117,7 @@ def check_case(number: int) -> None:
     assert_idle(engine)
 
 
+@pytest.mark.slow
 def test_random_cases_keep_the_law() -> None:
     for number in range(repeats(40, 10)):
         check_case(number)

@@ -95,6 +95,7 @@ def conforming_share(count: int, seed: int) -> float:
     return num_finished / count
 
 
+@pytest.mark.slow
 def test_answers_conform_to_random_schemas() -> None:
     assert conforming_share(repeats(30, 12), seed=11) > 0.6
 
@@ -148,17 +149,20 @@ def assert_same(vary: Way) -> Served:
     return assert_same_answers(requests_under_grammars(), of=shipped_pair(), vary=vary)
 
 
+@pytest.mark.slow
 def test_speculation_and_the_batch_change_nothing() -> None:
     served = assert_same(ACCEPTING)
     assert len({tuple(answer.token_ids) for answer in served.answers.values()}) > 10
     assert served.total("num_steps") < served.total("num_output_tokens")
 
 
+@pytest.mark.slow
 def test_pre_emption_changes_nothing() -> None:
     few = by(block_size=4, large_blocks=32, small_blocks=32)
     assert_same(few | Way(shows=("num_preemptions",)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chance_right", [0.0, 0.6])
 def test_trees_of_any_tokens_change_nothing(chance_right: float) -> None:
     """Nodes that the grammar refuses are in these trees too."""

@@ -72,6 +72,7 @@ def pair_requests(count: int, tier: Tier = "large") -> list[EngineRequest]:
 # ---- the shipped pair ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["large", "small"])
 def test_equals_generate(tier: Tier) -> None:
     pair = shipped_pair()
@@ -113,6 +114,7 @@ def test_sixteen_at_a_time_with_preemption_equals_transformers() -> None:
     assert_idle(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("speculates", "count"), [(True, NUM_PROMPTS), (False, 20)])
 def test_alone_equals_transformers(speculates: bool, count: int) -> None:
     requests = pair_requests(count)

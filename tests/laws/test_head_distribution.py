@@ -88,6 +88,7 @@ def test_a_lenient_verifier_is_caught() -> None:
     assert p_of_answers("eagle3", PLAIN, LenientVerifier()) < ALPHA
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("on_device", [False, True])
 def test_a_head_that_knows_all_is_always_right(on_device: bool) -> None:
     """Guesses are ranked as the target chooses: with its noise, its limits and its penalties."""

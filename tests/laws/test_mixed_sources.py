@@ -76,6 +76,7 @@ def test_a_prediction_with_edits_is_found_again() -> None:
     assert sum(event.num_predicted_tokens for event in answer.emitted) > 100
 
 
+@pytest.mark.slow
 def test_the_shipped_pair_says_the_same_whatever_guesses_for_it() -> None:
     prompts = heldout_prompts(repeats(8, 4))
     requests = [

@@ -50,6 +50,7 @@ def check(name: str, num_seeds: int) -> None:
     assert p_value(drawn, exact_distribution(SAMPLINGS[name])) > LEAST_P
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", SAMPLE)
 def test_answers_follow_the_changed_target(name: str) -> None:
     check(name, NUM_SAMPLE)

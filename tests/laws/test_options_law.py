@@ -158,6 +158,7 @@ def test_trees_do_not_matter() -> None:
     check(sample_prompts(), ALONE)
 
 
+@pytest.mark.slow
 def test_company_and_preemption_do_not_matter() -> None:
     check_one_batch(sample_prompts())
 
@@ -167,11 +168,13 @@ def test_random_trees_do_not_matter() -> None:
     check_random_trees(sample_prompts(), chance_right=0.6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["large", "small"])
 def test_greedy_tokens_and_logprobs_equal_the_reference(tier: Tier) -> None:
     check_reference(sample_prompts(), tier)
 
 
+@pytest.mark.slow
 def test_small_answers_beside_large_ones() -> None:
     prompts = sample_prompts()
     large = [
@@ -205,6 +208,7 @@ def test_every_option_makes_a_difference() -> None:
     assert min(shortened) < 12 <= min(lengthened)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", ["everything", "everything-greedy", "min-tokens"])
 @pytest.mark.parametrize("at", [2, 5, 9])
 def test_an_answer_that_starts_over_is_counted_anew(name: str, at: int) -> None:

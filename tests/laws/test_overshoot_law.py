@@ -159,6 +159,7 @@ def test_no_limit_is_passed(store: str, tmp_path: Path, request: pytest.FixtureR
     check_variety(rounds)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("store", STORES)
 def test_answers_end_where_the_limit_ends(
     store: str, tmp_path: Path, request: pytest.FixtureRequest

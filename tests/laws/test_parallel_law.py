@@ -32,6 +32,7 @@ def shipped(request: pytest.FixtureRequest) -> Iterator[Parted]:
         yield found
 
 
+@pytest.mark.slow
 def test_ranks_say_what_one_says(shipped: Parted) -> None:
     pair = shipped_pair()
     undrafted = WARM | UNDRAFTED | Way(make=shipped.engine)
@@ -85,6 +86,7 @@ def test_whole_rows_are_gathered_only_where_they_are_wanted(
         assert ours.logprob == pytest.approx(others.logprob, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_all_ranks_run_the_largest_pass(shipped: Parted) -> None:
     """For the size of the cache, before there is one; afterwards they serve as ever."""
 

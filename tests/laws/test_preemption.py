@@ -11,6 +11,7 @@ from tests.laws.same_answers import WARM, Way, assert_same_answers, by, few_bloc
 FEWEST = 38  # of 4 tokens, for the longest request of the mixed batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spare_blocks", "small_blocks", "prefix_caching"),
     [
@@ -36,6 +37,7 @@ def test_few_blocks_do_not_matter(
     assert served.total("num_preemptions") == counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block_size", "max_tokens_per_step"), [(1, 6), (1, 2048), (2, 2048), (3, 6)]
 )
@@ -54,6 +56,7 @@ def test_small_blocks_and_small_chunks_under_pressure(
     assert_same_answers(mixed_requests(), vary=vary)
 
 
+@pytest.mark.slow
 def test_both_tiers_under_pressure() -> None:
     """Drafts give way to small answers, small answers to older ones."""
     small = [
@@ -100,6 +103,7 @@ def test_the_latest_arrival_gives_way_first() -> None:
     assert [*ended, "3"] == ["0", "1", "2", "3"]  # first come, first served
 
 
+@pytest.mark.slow
 def test_reported_once_and_counted_although_preempted() -> None:
     requests = mixed_requests()
     engine = make_engine(tiny_pair(), block_size=4, large_blocks=FEWEST)

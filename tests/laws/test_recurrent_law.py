@@ -83,6 +83,7 @@ def test_either_tier_may_be_recurrent(large: str, small: str) -> None:
         assert_same_answers(requests_of(tier=tier), of=pair, vary=PRESSED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -95,6 +96,7 @@ def test_few_lines_and_checkpoints_do_not_matter(both: Pair, sizes: RecurrentSiz
     assert_same_answers(requests_of()[4:], of=both, vary=PRESSED | few)
 
 
+@pytest.mark.slow
 def test_a_prefix_is_found_as_far_as_a_checkpoint(both: Pair) -> None:
     prompt = random_prompt(150, seed=1)
     first = make_request("first", prompt[:140], max_tokens=60)
@@ -113,6 +115,7 @@ def test_a_prefix_is_found_as_far_as_a_checkpoint(both: Pair) -> None:
         assert found.token_ids == plainly(both, [again])[name], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", [0, 3, 30, 70])
 def test_an_escalated_answer_is_the_large_tiers(both: Pair, position: int) -> None:
     request = make_request(
@@ -128,6 +131,7 @@ def largest_gap(reference: PreTrainedModel, prompt: tuple[int, ...], answer: lis
     return float((logits.max(1).values - chosen).max())
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_transformers_own(both: Pair) -> None:
     requests = [
         make_request(str(length), random_prompt(length, seed=length), max_tokens=80)
@@ -138,6 +142,7 @@ def test_greedy_answers_are_transformers_own(both: Pair) -> None:
         assert largest_gap(both.large_reference, prompt, answer) < TIE
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("part", ["fold_states", "delta_rows"])
 def test_the_law_notices_states_that_say_nothing(
     both: Pair, part: str, monkeypatch: pytest.MonkeyPatch

@@ -204,6 +204,7 @@ def test_a_traced_answer_whose_grammar_breaks_while_it_is_explained() -> None:
     assert_idle(engine)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 def test_guesses_that_break_end_their_request_only(
     on_device: bool, monkeypatch: pytest.MonkeyPatch

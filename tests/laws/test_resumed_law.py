@@ -98,6 +98,7 @@ def right() -> dict[str, Answer]:
     return serve(engine_of(), requests_of())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", range(5))
 def test_answers_go_on_from_any_place(right: dict[str, Answer], turn: int) -> None:
     # Some are pre-empted.
@@ -122,6 +123,7 @@ def watched(**sampling: object) -> EngineRequest:
     )
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("at", [0, 5, 12])
 def test_a_resumed_small_answer_is_held_and_may_be_escalated(at: int) -> None:
     request = watched(temperature=0.8, seed=3)

@@ -53,6 +53,7 @@ DRAFTS = {
 IN_ONE_PASS = EngineConfig(min_prefill_tokens=EngineConfig().max_tokens_per_step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", slow_but({"default", "chain", "wide"}, DRAFTS))
 def test_the_tree_does_not_matter(config: DraftConfig) -> None:
     served = assert_same_answers(mixed_requests(), vary=ACCEPTING | by(draft=config))
@@ -60,6 +61,7 @@ def test_the_tree_does_not_matter(config: DraftConfig) -> None:
     assert served.total("num_steps") < served.total("num_output_tokens")
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("chance_right", "num_levels", "branching"),
     [(0.0, 4, 3), (0.5, 1, 1), (0.5, 4, 3), (0.5, 9, 2), (1.0, 1, 1), (1.0, 9, 2)],
@@ -87,6 +89,7 @@ def test_guessing_at_random_does_no_harm() -> None:
     assert served.total("num_accepted_tokens") < served.total("num_drafted_tokens") / 10
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "speculation",
     [
@@ -109,6 +112,7 @@ def test_a_requests_own_limits_hold_and_do_not_matter(speculation: SpeculationPa
         assert max(accepted) <= (speculation.max_draft_depth or 255)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("target_row_s", "draft_pass_s"), [(0.0, 0.05), (0.02, 0.05), (0.2, 0.05), (0.02, 10.0)]
 )
@@ -122,6 +126,7 @@ def test_the_budget_does_not_matter(target_row_s: float, draft_pass_s: float) ->
 # ---- company --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block_size", "prefix_caching"), [(1, True), (4, True), (4, False), (16, True), (32, False)]
 )
@@ -133,11 +138,13 @@ def test_blocks_do_not_matter(block_size: int, prefix_caching: bool) -> None:
     assert (served.total("num_cached_tokens") > 0) == prefix_caching
 
 
+@pytest.mark.slow
 def test_alone_or_in_company_is_the_same() -> None:
     for request in mixed_requests():
         assert_same_answers([request])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("max_tokens_per_step", "gap"), [(4, 1), (16, 1), (16, 3), (2048, 3)])
 def test_joining_late_and_prefill_in_chunks_do_not_matter(
     max_tokens_per_step: int, gap: int
@@ -148,6 +155,7 @@ def test_joining_late_and_prefill_in_chunks_do_not_matter(
     assert_same_answers(mixed, vary=by(config=config) | Way(arrive=lambda number: gap * number))
 
 
+@pytest.mark.slow
 def test_a_prompt_in_chunks_beside_answers_that_stream() -> None:
     """Prefill chunks bounded by time: every pass takes far longer than is affordable."""
     chunks = by(config=EngineConfig(prefill_chunk_s=1e-9, min_prefill_tokens=5))
@@ -158,6 +166,7 @@ def test_a_prompt_in_chunks_beside_answers_that_stream() -> None:
     assert served.engine.stats().num_steps > 130 / 5
 
 
+@pytest.mark.slow
 def test_small_answers_alongside_do_not_matter() -> None:
     small = [
         make_request(
@@ -174,6 +183,7 @@ def test_small_answers_alongside_do_not_matter() -> None:
 # ---- other models ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", law_architectures(pytest.mark.long))
 def test_every_architecture_keeps_the_law(architecture: str) -> None:
     """Also those with sliding windows, where a tree node's window follows its depth.
@@ -199,6 +209,7 @@ def right_of_pair() -> dict[str, Answer]:
     return serve_in(by(speculates=False), pair_requests(), shipped_pair()).answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["default", "chain", "wide"])
 def test_the_shipped_pair_keeps_the_law(name: str, right_of_pair: dict[str, Answer]) -> None:
     vary = ACCEPTING | by(draft=DRAFTS[name])

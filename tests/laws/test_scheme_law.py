@@ -115,6 +115,7 @@ def assert_same(schemes: Schemes, mode: str, vary: Way, *, tier: Tier = "large")
     assert_same_answers(requests, of=pair(schemes), vary=vary, right=right)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("mode", SAMPLING)
 @pytest.mark.parametrize("schemes", EITHER + BOTH + STORED, ids=str)
 def test_speculation_changes_no_answer_of_a_rounded_model(schemes: Schemes, mode: str) -> None:
@@ -122,6 +123,7 @@ def test_speculation_changes_no_answer_of_a_rounded_model(schemes: Schemes, mode
     assert_same(schemes, mode, ACCEPTING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", SAMPLING)
 @pytest.mark.parametrize("schemes", BOTH[:2] + STORED[:1], ids=str)
 def test_neither_pre_emption_nor_cached_prefixes_change_an_answer(
@@ -131,6 +133,7 @@ def test_neither_pre_emption_nor_cached_prefixes_change_an_answer(
     assert_same(schemes, mode, WARM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schemes", EITHER, ids=str)
 def test_an_escalated_answer_is_the_other_tier_s_own(schemes: Schemes) -> None:
     assert_same(schemes, "sampled", Way(escalate=lambda _: 5), tier="small")
@@ -151,6 +154,7 @@ def test_rounding_is_seen_in_the_answers_and_in_the_fingerprint(
     assert rounded.num_parameters == plain.num_parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["stored int8", "stored int4"])
 def test_a_stored_model_says_what_its_decoded_weights_say(scheme: Stored) -> None:
     """Whatever its products hold: in company of other batch sizes, on other numbers of threads."""

@@ -55,6 +55,7 @@ def slo_queue(*, tick_s: float, **engine: Any) -> Way:
     return by(policy=SloQueue(), **engine) | Way(watch=watch)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("large_blocks", "max_sequences", "tick_s"), [(256, 3, 0.02), (44, 64, 0.5), (60, 4, 0.02)]
 )
@@ -70,6 +71,7 @@ def test_answers_do_not_depend_on_objectives(
     assert_same_answers(requests, vary=queue | Way(arrive=steps.__getitem__))
 
 
+@pytest.mark.slow
 def test_objectives_change_no_answer_of_the_shipped_pair() -> None:
     batch = [
         make_request(

@@ -37,6 +37,7 @@ def requests_of(temperature: float) -> list[EngineRequest]:
     ]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("is_adaptive", [False, True])
 def test_what_text_says_saves_passes_and_changes_no_token(

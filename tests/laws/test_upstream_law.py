@@ -212,6 +212,7 @@ def check_cut(clouds: Clouds, told: Told, right: Told) -> bool:
 # ---- passing through ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases
 @HOMES
 @pytest.mark.parametrize("name", CHAT)
 def test_a_chat_passes_through(clouds: Clouds, healthy: Gateway, name: str, home: int) -> None:
@@ -227,6 +228,7 @@ def test_a_chat_passes_through(clouds: Clouds, healthy: Gateway, name: str, home
     assert bool(right.tokens) == (name == "logprobs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPLETIONS)
 def test_a_completion_passes_through(clouds: Clouds, healthy: Gateway, name: str) -> None:
     for prompt in clouds.prompts[PLAIN][:2]:
@@ -238,6 +240,7 @@ def test_a_completion_passes_through(clouds: Clouds, healthy: Gateway, name: str
             assert told.error is None
 
 
+@pytest.mark.slow
 def test_calls_pass_through(clouds: Clouds, healthy: Gateway) -> None:
     right = clouds.right(**CALLING)
     assert right.calls[0][0] == "get_weather"
@@ -257,6 +260,7 @@ def test_seeds_matter_here(clouds: Clouds) -> None:
 # ---- cut in mid-stream --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHAT)
 def test_wherever_a_chat_is_cut_it_goes_on(clouds: Clouds, front: Gateway, name: str) -> None:
     homes = (PLAIN, DRAFTING) if name in ("greedy", "sampled") else (PLAIN,)
@@ -279,6 +283,7 @@ def test_wherever_a_completion_is_cut_it_goes_on(clouds: Clouds, front: Gateway,
     assert num_continued >= 1
 
 
+@pytest.mark.slow
 @HOMES
 def test_without_a_seed_the_tier_names_one(clouds: Clouds, front: Gateway, home: int) -> None:
     document = {**chat(clouds.prompts[home][2]), "temperature": 2.0, "max_tokens": 8}
@@ -294,6 +299,7 @@ def test_without_a_seed_the_tier_names_one(clouds: Clouds, front: Gateway, home:
     assert len(set.union(*seeds)) == len(seeds) > 2
 
 
+@pytest.mark.slow
 def test_an_answer_may_be_cut_more_than_once(clouds: Clouds, front: Gateway) -> None:
     document = {**chat(clouds.prompts[PLAIN][0]), **HOT}
     right = clouds.right(**document)
@@ -318,6 +324,7 @@ def test_silence_counts_as_a_cut(clouds: Clouds) -> None:
             assert check_cut(clouds, told, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_greedy_text_goes_on_behind_itself(clouds: Clouds, front: Gateway, path: str) -> None:
     """By `continue_final_message`, or behind the prompt, as servers of other kinds do it."""
@@ -331,6 +338,7 @@ def test_greedy_text_goes_on_behind_itself(clouds: Clouds, front: Gateway, path:
     assert num_continued >= 1
 
 
+@pytest.mark.slow
 def test_an_answer_that_cannot_continue_adds_no_text(clouds: Clouds, front: Gateway) -> None:
     """Calls and logprobs at the wrong moment: an error, behind a beginning that is right."""
     right = clouds.right(**CALLING)
@@ -347,6 +355,7 @@ def test_an_answer_that_cannot_continue_adds_no_text(clouds: Clouds, front: Gate
 # ---- handed over --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [GREEDY, HOT], ids=["greedy", "sampled"])
 def test_a_weak_local_answer_becomes_the_clouds_own(clouds: Clouds, options: Document) -> None:
     places = itertools.cycle((0, 1, 3, 7))
@@ -368,6 +377,7 @@ def test_a_weak_local_answer_becomes_the_clouds_own(clouds: Clouds, options: Doc
     assert num_predictions > 2
 
 
+@pytest.mark.slow
 def test_a_handed_over_answer_that_is_cut_goes_on(clouds: Clouds) -> None:
     policy = TestPolicy(watch=lambda: PlannedWatch("escalate", at=3))
     document = {**chat(clouds.prompts[PLAIN][0]), **HOT, "max_tokens": 8}
@@ -380,6 +390,7 @@ def test_a_handed_over_answer_that_is_cut_goes_on(clouds: Clouds) -> None:
     assert num_continued >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [GREEDY, HOT], ids=["greedy", "sampled"])
 def test_a_local_answer_that_is_kept_is_the_local_models_own(
     clouds: Clouds, options: Document
@@ -401,6 +412,7 @@ def test_a_local_answer_that_is_kept_is_the_local_models_own(
                 clouds.proxies.refuses = False
 
 
+@pytest.mark.slow
 def test_behind_the_clouds_words_the_local_model_goes_on_as_it_would(clouds: Clouds) -> None:
     """Where that is allowed, and no other tier is left."""
     flags = {"handoff.continue_on_failure": True, "handoff.policy": "prefer_cloud"}
@@ -427,6 +439,7 @@ def _goes_on(clouds: Clouds, document: Document, told: Told, beginning: str) -> 
     return right == told.text or (told.finish_reason == "length" and right.startswith(told.text))
 
 
+@pytest.mark.slow
 def test_whoever_the_router_chooses_gives_its_own_answer(clouds: Clouds) -> None:
     tiers = set()
     with clouds.device() as device:
@@ -442,6 +455,7 @@ def test_whoever_the_router_chooses_gives_its_own_answer(clouds: Clouds) -> None
 # ---- tried again, asked twice -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_second_try_gives_the_same_answer(clouds: Clouds, front: Gateway) -> None:
     tries: tuple[tuple[str, How, dict[str, Any]], ...] = (
         ("cloud", "reset", HOT),
@@ -459,6 +473,7 @@ def test_a_second_try_gives_the_same_answer(clouds: Clouds, front: Gateway) -> N
             assert len(clouds.proxies.sent) == 3
 
 
+@pytest.mark.slow
 def test_a_hedge_gives_the_same_answer(clouds: Clouds) -> None:
     """Whoever is faster; and the hedge, where the first one says nothing at all."""
     with clouds.front(tiers__cloud__hedge_share=1.0) as front:
