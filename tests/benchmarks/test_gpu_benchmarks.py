@@ -537,7 +537,7 @@ ABSENT = (
 # What follows grammars by llguidance; a model that answers without one runs through none of it.
 GRAMMAR_MODULES = frozenset(
     f"outrider.engine.grammar.{name}"
-    for name in ("llguidance_backend", "parts", "source", "vocabulary", "worker")
+    for name in ("grammar_parts", "grammar_worker", "llguidance_backend", "source", "vocabulary")
 )
 PROGRAM = f"""
 import importlib, sys
