@@ -25,7 +25,7 @@ class DraftConfig:
     """Tokens of text that the small model computes per pass before it can draft, for all sequences
     together."""
     sources: tuple[Source, ...] = SOURCES
-    """Where guesses may come from."""
+    """The sources that may guess."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""

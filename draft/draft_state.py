@@ -27,16 +27,16 @@ class DraftState:
     """None before the first draft pass and after its blocks were reclaimed."""
     tree: DraftTree | None = None
     acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
-    """How often the small model's best guess is right."""
+    """Share of the small model's best guesses that are right."""
     head_acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
-    """How often the head's best guess is right."""
+    """Share of the head's best guesses that are right."""
     model: DraftModel = "small"
     """The one that drafts in this step."""
     forecast: TreeForecast | None = None
     partial_tokens: int = 0
     """The end of a catch-up chunk in flight that does not reach the root, else 0."""
     was_asked: bool = False
-    """Whether `model` has made guesses in this step."""
+    """True once `model` has made guesses in this step."""
     old_token_ids: list[int] | None = None
     """What an adopted view holds while it has not been compared with the text since then. None when
     it holds the text."""
@@ -185,7 +185,7 @@ class Draft:
     tree: DraftTree
     sources: frozenset[Source]
     urgency: float
-    """How much a token of it counts."""
+    """The weight of one of its tokens."""
     max_text_depth: int
     """Levels that guesses other than the small model's may have."""
     max_answer_depth: int

@@ -160,7 +160,7 @@ class Failed:
     """A short stable word, such as engine_died."""
     message: str
     stats: RequestStats | None = None
-    """What is known of the work. Where the engine died: the part that was reported before."""
+    """The known work. If the engine died: the part that was reported before."""
 
     @property
     def work(self) -> tuple[TierWork, ...]:
@@ -270,7 +270,7 @@ class TierInfo:
     """16 hexadecimal digits that change with the checkpoint (engine/model/fingerprint.py). Empty
     where it is unknown."""
     scheme: str = ""
-    """What its products compute with."""
+    """The type that its products compute with."""
     deterministic: bool = False
     """An answer's tokens do not depend on other requests, in any precision."""
     numerics: str = ""
@@ -292,7 +292,7 @@ class EngineInfo:
 
     tiers: dict[Tier, TierInfo]
     speculation: bool
-    """Whether anything drafts for the large tier."""
+    """True if anything drafts for the large tier."""
     drafters: tuple[str, ...] = ()
     """The models that draft: "small", the kind of a head ("eagle3", "mtp", "peagle", "dflash"), or
     both. None where text alone drafts."""

@@ -162,7 +162,7 @@ class StretchCounts:
 
     num_steps: int = 0
     plain_steps: float = 0.0
-    """How many plain steps they lasted."""
+    """Number of plain steps that they lasted."""
 
     def add(self, stretch: float) -> None:
         """Count a step that lasted so many plain ones."""

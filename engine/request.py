@@ -24,7 +24,7 @@ class SpeculationParams:
     max_draft_nodes: int | None = None
     max_draft_depth: int | None = None
     sources: tuple[Source, ...] | None = None
-    """Where guesses may come from."""
+    """The sources that may guess."""
     inter_token_s: float | None = None
     """The time between two tokens that this request asks for. One that is behind gets more of a
     step's nodes."""
@@ -70,7 +70,7 @@ class LatencyObjective:
     is_batch: bool = False
     """It is not urgent and fills what others leave."""
     refuses: bool = False
-    """Where the first token cannot come in time, the request is refused at once."""
+    """If the first token cannot come in time, the request is refused at once."""
     is_assumed: bool = False
     """Taken from a built-in class. It decides the order, and holds no other request back."""
 
@@ -126,7 +126,7 @@ class EngineRequest:
     """`time.monotonic()` at the gateway (one clock per machine)."""
     return_hidden_state: bool = False
     prediction_token_ids: tuple[int, ...] = ()
-    """What the client expects the answer to be like; a source of guesses."""
+    """Tokens that the client expects in the answer; a source of guesses."""
     grammar: GrammarSpec | None = None
     cascade: CascadeParams | None = None
     """None is lossless."""

@@ -219,9 +219,9 @@ class _Stages:
     probe: ScaledStage | None
     answer: ScaledStage | None
     prompt_held_out: FloatRows
-    """What the probe says; the text's where there is no probe."""
+    """The probe's quality; the text's if there is no probe."""
     answer_held_out: FloatRows | None
-    """What the answer stage says."""
+    """The answer stage's quality."""
     record: Mapping[str, Any]
     """Squared error of the gain and APGR, by candidate, on the same held-out prompts."""
 

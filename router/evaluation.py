@@ -86,7 +86,7 @@ class RouterReport:
     stages: Mapping[Stage, StageReport]
     """Those that the data allow; the last judges best informed."""
     setting: OperatingPoint
-    """What the router's own setting gives here."""
+    """The result of the router's own setting here."""
     setting_accuracy: BootstrapInterval
     """The accuracy of `setting`, with its interval."""
     setting_share: BootstrapInterval

@@ -67,7 +67,7 @@ class LoadedRouter:
 
     policy: RoutePolicy
     summary: str
-    """What it does, in a few words, for the start's message."""
+    """Its task, in a few words, for the start's message."""
     guard: RouteGuard | None = None
     pair: str | None = None
 

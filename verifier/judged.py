@@ -43,7 +43,7 @@ class JudgedForest(Protocol):
 
     @property
     def sampling(self) -> SamplingTable:
-        """How the sequences choose their tokens, by tree and depth."""
+        """The sampling of each sequence, by tree and depth."""
 
     @property
     def token_ids(self) -> Tensor:

@@ -50,7 +50,7 @@ class DraftGain:
     text_tokens: float = 0.0
     """Tokens that the guesses that are there already should bring."""
     urgency: float = 1.0
-    """What a token counts."""
+    """The weight of a token."""
 
     def gain(self, max_depth: int) -> float:
         """Tokens that a chain of this depth adds, weighted."""
@@ -70,13 +70,13 @@ class StepBudget:
     context: float
     """The tokens that these rows see on average."""
     base_tokens: float
-    """What the step yields without a guess, in tokens weighted by urgency."""
+    """Tokens, weighted by urgency, that the step yields without a guess."""
     longest_s: float
-    """How long the step may take where it has guesses."""
+    """Bound on the seconds of a step that has guesses."""
     level_host_s: float = 0.0
-    """What a level of drafts takes beside its pass."""
+    """Seconds of a level of drafts beside its pass."""
     beside_s: float = 0.0
-    """What any step takes beside its levels and its large pass."""
+    """Seconds of any step beside its levels and its large pass."""
     num_block_rows: int = 0
     """Rows of the one pass that guesses all depths of a sequence; 0 where every level is a pass."""
 

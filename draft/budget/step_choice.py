@@ -54,7 +54,7 @@ _Company = tuple[int, bool, bool, bool, int]
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one kind of step."""
+    """Measurements of one kind of step."""
 
     pace: Pace = field(default_factory=lambda: Pace(kept=_KEPT))
     """Its tokens; those of probes fade."""
@@ -86,7 +86,7 @@ class _Probe:
 
 @dataclass(slots=True)
 class _Choice:
-    """What is known of one group of similar steps."""
+    """Measurements of one group of similar steps."""
 
     known: dict[StepKind, _Known]
     kept: StepKind

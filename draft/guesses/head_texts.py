@@ -57,7 +57,7 @@ class HeadText:
     is_tried: bool = False
     """Read although heads do not pay at present."""
     hidden: dict[int, Tensor] = field(default_factory=dict)
-    """What each candidate's row gave, in this step's tree."""
+    """The output of each candidate's row, in this step's tree."""
 
     @property
     def end(self) -> int:

@@ -63,7 +63,7 @@ def layer_reader(reader: HeadReader, config: ModelConfig) -> LayerReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadParts:
-    """What was read of a head, its layers apart. Fields without a line: see `HeadModel`."""
+    """A head as it was read, its layers apart. Fields without a line: see `HeadModel`."""
 
     kind: HeadKind
     reader: HeadReader

@@ -69,7 +69,7 @@ _WRONG_VALUES: Final = (ValueError, TypeError, AttributeError, LookupError, Arit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
-    """What config.json says of a head."""
+    """A head's description in config.json."""
 
     kind: HeadKind
     layers: ModelConfig

@@ -30,7 +30,7 @@ _MLA: Final = f"{_LAYER}self_attn.kv_a_proj_with_mqa.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Style:
-    """How a checkpoint names an MTP head's tensors below a prefix."""
+    """A checkpoint's names for an MTP head's tensors, below a prefix."""
 
     names: Mapping[str, str | None]
     """Beginnings of names, and what they are here; None for copies of the large model's own."""

@@ -47,7 +47,7 @@ class Match(NamedTuple):
     length: int
     """The number of the text's last tokens that are the same."""
     position: int
-    """Where they end among the index's tokens."""
+    """Their end among the index's tokens."""
 
 
 class SuffixIndex:

@@ -32,7 +32,7 @@ class HeadSizes:
     mlp_size: int
     draft_vocab_size: int
     tap_layers: tuple[int, ...]
-    """What the features come from, as transformers numbers hidden states."""
+    """The layers that give the features, as transformers numbers hidden states."""
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     has_head_norms: bool = False
@@ -41,7 +41,7 @@ class HeadSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEnds:
-    """What the large model has at its ends: token vectors, last norm, output matrix."""
+    """The ends of the large model: token vectors, last norm, output matrix."""
 
     embedding: Tensor
     """[vocab_size, hidden_size]."""

@@ -84,7 +84,7 @@ class TappedRow(TaughtRow):
 
     shard: Path
     first: int
-    """Where they begin among the file's rows."""
+    """Their first row in the file."""
     tap_size: int
     """The size of all taps of a place together."""
 

@@ -13,6 +13,6 @@ class Guess:
 
     token_ids: list[int]
     edge_probs: list[float]
-    """How likely token i is right if all before it were; uncalibrated."""
+    """Probability that token i is right if all before it were; uncalibrated."""
     is_recalled: bool = False
-    """Whether a retracted answer says so."""
+    """True if a retracted answer says so."""

@@ -34,7 +34,7 @@ class GuessTree:
     max_depth: int
     """Bounds what the small model adds."""
     keeps_logits: bool
-    """Whether `kept_logits` is filled."""
+    """True if `kept_logits` is filled."""
     model_bit: int
     """The source that the drafting model is."""
     is_stepwise: bool

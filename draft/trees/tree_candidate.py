@@ -17,7 +17,7 @@ class TreeCandidate:
     text_confidence: float = 0.0
     """The highest of the other sources'."""
     confidence: float = 1.0
-    """What both confidences come to together."""
+    """Both confidences combined."""
     evidence: int = 0
     """The sources and `MODEL_SILENT`."""
     edge_prob: float = 1.0

@@ -18,11 +18,11 @@ class KeptBlock:
     parent: BlockHash
     """The block before it, over which its hash chains."""
     root: BlockHash
-    """Where the chain starts."""
+    """The hash at which the chain starts."""
     token_ids: Sequence[int]
     """Its own; empty for a checkpoint of recurrent layers."""
     model: str = ""
-    """Which of an engine's models it is of."""
+    """The engine's model that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

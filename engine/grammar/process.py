@@ -52,7 +52,7 @@ class TriedGrammar:
     source: str
     """As llguidance takes it."""
     size_bytes: int
-    """What compiling it and following it for some tokens added to the process."""
+    """Bytes that the process grew by while it was compiled and followed for some tokens."""
 
 
 class UnfinishedGrammarError(InvalidGrammarError):

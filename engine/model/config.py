@@ -168,7 +168,7 @@ class ModelConfig:
     """The shape of the recurrent layers."""
     names: TensorNames = TensorNames()
     ignored_prefixes: tuple[str, ...] = ()
-    """How the names of tensors begin that nothing here reads."""
+    """Beginnings of the names of tensors that nothing here reads."""
     # ---- norms
     norm_kind: Literal["rms", "layer"] = "rms"
     norm_eps: float

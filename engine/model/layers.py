@@ -85,7 +85,7 @@ class Layer:
     sinks: Tensor | None
     """float32 [num_query_heads]."""
     rotation: int
-    """Which of the model's rotary tables turns its heads."""
+    """Index of the model's rotary table that turns its heads."""
     output: Product | SummedProduct
     after_attention: Norm | None
     before_mlp: Norm | None

@@ -39,7 +39,7 @@ class RankSpec:
     count: int
     device: str
     folder: str
-    """Where the ranks meet."""
+    """The folder in which the ranks meet."""
     num_threads: int
     """Threads of a rank on a CPU."""
     timeout_s: float

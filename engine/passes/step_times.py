@@ -52,7 +52,7 @@ class StepTimeCurve:
     context: float = 0.0
     """The tokens that the points' rows see."""
     row_context_s: float = 0.0
-    """What every row costs more for each token beyond `context`."""
+    """Seconds that every row costs more for each token beyond `context`."""
 
     @classmethod
     def from_points(

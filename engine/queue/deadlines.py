@@ -1,4 +1,4 @@
-"""What time a sequence has left for its objectives."""
+"""The time that a sequence has left for its objectives."""
 
 import math
 from dataclasses import dataclass

@@ -41,7 +41,7 @@ class _Account:
     """A tenant on a tier."""
 
     served: float
-    """What it has had, in tokens over weight."""
+    """Tokens that it has had, over its weight."""
     weight: float
     mean_answer_tokens: float
     num_present: int = 0

@@ -49,7 +49,7 @@ class Sequence:
     submitted_s: float
     token_ids: list[int]
     rules: "list[LogitRule]" = field(default_factory=list)
-    """What changes the logits before a token is chosen: penalties, biases, a grammar."""
+    """Changes of the logits before a token is chosen: penalties, biases, a grammar."""
     grammar: "GrammarState | None" = None
     """The last of the rules, where the answer must conform to a grammar."""
     status: SequenceStatus = SequenceStatus.WAITING
@@ -57,7 +57,7 @@ class Sequence:
     proposal_token_ids: list[int] = field(default_factory=list)
     """An earlier answer, offered as a draft: what a hand-off from the other tier leaves behind."""
     proposal_candidates: list[Candidates] = field(default_factory=list)
-    """What that tier thought likeliest at each of the proposal's places, where it was kept."""
+    """That tier's likeliest tokens at each of the proposal's places, if they were kept."""
     candidates: list[Candidates] = field(default_factory=list)
     """The same of the answer that is being written, for the large tier."""
     large_noise: "SequenceNoise | None" = None

@@ -1,4 +1,4 @@
-"""How a sequence ends: finished, held, or failed."""
+"""Ends sequences: finished, held, or failed."""
 
 from outrider.engine.errors import InvalidGrammarError, NotFiniteError, as_utf8
 from outrider.engine.events import AnswerHeld, EngineEvent, Failed, Finished, FinishReason

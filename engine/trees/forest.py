@@ -35,7 +35,7 @@ class Forest:
 
     sequences: list[Sequence]
     sampling: SamplingTable
-    """How the sequences choose their tokens, by tree and depth."""
+    """The sampling of each sequence, by tree and depth."""
     max_depth: int
     """Bounds all depths."""
     max_nodes: int

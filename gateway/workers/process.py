@@ -27,7 +27,7 @@ _EXIT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTask:
-    """What a worker's process receives on standard input."""
+    """The parameters that a worker's process receives on standard input."""
 
     number: int
     settings: Any

@@ -35,7 +35,7 @@ class PassInputs:
     ancestor_words: Tensor
     """int64 [n, 4]; bit j is slot tree_start + j."""
     full_words: Tensor
-    """What layers without a window use; `ancestor_words` itself where no layer has one."""
+    """The words for layers without a window; `ancestor_words` itself if no layer has one."""
     row_begins: Tensor
     """int32 [n]."""
     row_ends: Tensor

@@ -17,7 +17,7 @@ class RoutingRule:
     renormalise: bool = False
     """The chosen weights are made to sum to 1."""
     scale: float = 1.0
-    """What the weights are multiplied by."""
+    """The factor of the weights."""
     num_groups: int = 1
     """A group's score is the sum of its two best experts (DeepSeek-V3, GLM-4.5)."""
     kept_groups: int = 1

@@ -84,7 +84,7 @@ class PassStruct(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEnds:
-    """What stands before a model's layers and behind them."""
+    """The parts of a model before its layers and behind them."""
 
     embedding: Tensor
     """bfloat16 [vocab_size, hidden], contiguous."""

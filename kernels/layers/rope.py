@@ -54,7 +54,7 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()
     """The same where more than `original_max_positions` are to be served."""
     attention_factor: float = 1.0
-    """What sines and cosines are multiplied by."""
+    """The factor of sines and cosines."""
     rotary_dim: int | None = None
     """Leading dimensions of a head that turn; None: all, 0: none."""
     is_interleaved: bool = False

@@ -37,9 +37,9 @@ class SamplingRows:
     noise_keys: Tensor
     """int32 [num_rows, 2] (`outrider.kernels.sampling.gumbel_noise.row_key`)."""
     has_sampled: bool
-    """Whether any row may have a temperature."""
+    """True if any row may have a temperature."""
     has_truncation: bool
-    """Whether any row with a temperature may have top-k, top-p or min-p."""
+    """True if any row with a temperature may have top-k, top-p or min-p."""
 
     @classmethod
     def of_words(

@@ -79,9 +79,9 @@ class InitialTree:
     table: int = 0
     """The calibration that holds for it (`EdgeTable`)."""
     urgency: float = 1.0
-    """How much a token of it counts."""
+    """The weight of one of its tokens."""
     asks_model: bool = True
-    """Whether the small model computes its root; else the tree stays as it began."""
+    """True if the small model computes its root; else the tree stays as it began."""
     target_slot: int | None = None
     """The root's in the large model's view; None for the same."""
 

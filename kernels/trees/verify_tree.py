@@ -16,7 +16,7 @@ _NUM_WARPS: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Walk:
-    """Where each tree's walk came to."""
+    """The end of each tree's walk."""
 
     is_accepted: Tensor
     """bool [num_nodes], roots included."""

@@ -35,7 +35,7 @@ class Task:
     history: tuple[TaskMessage, ...] = ()
     """The chat before the prompt."""
     tools: tuple[TaskTool, ...] = ()
-    """What the model may call."""
+    """The functions that the model may call."""
 
     @property
     def messages(self) -> list[TaskMessage]:

@@ -19,7 +19,7 @@ MIN_ROUNDED_SIDE: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """How a checkpoint's weights are rounded."""
+    """The rounding of a checkpoint's weights."""
 
     scheme: SchemeName
     keep_in: Path | None = None

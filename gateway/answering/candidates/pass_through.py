@@ -77,7 +77,7 @@ class PassedRoute:
 
     path: str
     endpoint: PassedEndpoint
-    """What a tier must have."""
+    """The endpoint that a tier must have."""
     takes_form: bool = False
     """Multipart, else JSON."""
 

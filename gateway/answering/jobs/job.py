@@ -221,7 +221,7 @@ class EngineRequestDefaults(msgspec.Struct, frozen=True, kw_only=True):
     objective: LatencyObjective = NO_OBJECTIVE
     """The one that the queue keeps to."""
     watch: bool | None = None
-    """Whether the watch wants hidden states; None where the answers are not watched."""
+    """True if the watch wants hidden states; None if the answers are not watched."""
     adapters: tuple[AdapterRef, ...] = ()
     """The adapters of the tiers that may answer."""
 

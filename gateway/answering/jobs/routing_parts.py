@@ -26,7 +26,7 @@ class RoutingParts:
     """Fingerprints of the models that the router was trained for, to be compared with the engine's.
     None: nothing is compared."""
     summary: str = ""
-    """How the tier is chosen, in a few words."""
+    """The way in which the tier is chosen, in a few words."""
     typical: TypicalRequest = field(default_factory=TypicalRequest)
     memory: ConversationMemory = field(default_factory=ConversationMemory)
     second_looks: SecondLooks = field(default_factory=SecondLooks)

@@ -36,7 +36,7 @@ class TierChoice(msgspec.Struct, frozen=True, kw_only=True):
     route: Route | None = None
     """The router's decision where it made one."""
     escalation: TierInfo | None = None
-    """Where the route has a cascade, the tier that takes a weak answer over."""
+    """The tier that takes a weak answer over, if the route has a cascade."""
     escalates_upstream: bool = False
     """An upstream tier takes a weak answer over."""
     sticky: Tier | None = None

@@ -81,7 +81,7 @@ class ResolvedModel:
     tier: str | None = None
     """The upstream tier."""
     model: str | None = None
-    """What to request from the tier's server. None: no model's name is known."""
+    """The model to request from the tier's server. None: no model's name is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

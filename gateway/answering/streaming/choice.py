@@ -36,7 +36,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     call_index: int = 0
     """Counts a choice's tool calls."""
     call_id: str = ""
-    """Where a call begins."""
+    """The call's id; empty except where a call begins."""
     text: str = ""
     pieces: tuple[Piece, ...] = ()
     """(text, whether it was drafted); they join to `text`."""

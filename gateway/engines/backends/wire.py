@@ -47,7 +47,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`module:name` of a function that takes `arguments` and a progress callback."""
     arguments: str
     endpoint: str
-    """Where it listens."""
+    """The address that it listens on."""
     key_file: str | None = None
     """The file of the line's keys, where it is no private file."""
     scratch_dir: str

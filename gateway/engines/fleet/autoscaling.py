@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFigures:
-    """What was measured since the last decision."""
+    """Measurements since the last decision."""
 
     interval_s: float
     """Seconds since then."""

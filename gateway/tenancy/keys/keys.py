@@ -89,7 +89,7 @@ class Scopes:
     reads_metrics: bool = False
     """Allows /metrics, as `is_admin` does."""
     reveals: Reveals | None = None
-    """What answers report. None: by the alias, else by the key itself (`shown`)."""
+    """The facts that answers report. None: by the alias, else by the key itself (`shown`)."""
 
     def allows_model(self, name: str) -> bool:
         """Return whether requests may name this model."""

@@ -77,6 +77,6 @@ class KeyTable:
     version: int
     """Changes when any of them does."""
     has_any: bool = False
-    """Whether there is a key, even one that cannot be read."""
+    """True if there is a key, even one that cannot be read."""
     keys: tuple[KeyRecord, ...] = ()
     teams: Mapping[str, TeamRecord] = field(default_factory=dict)

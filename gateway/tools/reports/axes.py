@@ -1,4 +1,4 @@
-"""What an axis shows: its bounds, its ticks and their words."""
+"""Axes of charts: bounds, ticks and their words."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ from outrider.gateway.tools.reports.charts import (
 
 Floats = NDArray[np.float64]
 Span = tuple[float, float]
-"""Where an axis starts and ends on the drawing."""
+"""The start and end of an axis on the drawing."""
 
 _NUM_TICKS: Final = 5
 _LOG_STEPS: Final = (1.0, 2.0, 5.0)

@@ -60,7 +60,7 @@ _STROKES: Final[Mapping[str, str]] = {
     "axis": 'stroke-width="1"',
     "grid": 'stroke-width="0.8"',
 }
-"""How each kind of line is drawn; the kinds that are not here are filled."""
+"""The stroke of each kind of line; the kinds that are not here are filled."""
 _FILLS: Final[Mapping[str, str]] = {"area": 'opacity="0.16"', "bar": "", "arrow": ""}
 _TEXTS: Final[Mapping[str, str]] = {
     "x": 'class="x soft" text-anchor="middle"',
@@ -77,7 +77,7 @@ _TEXTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Drawing:
-    """What is drawn, and how high it is."""
+    """The shapes of a drawing and its height."""
 
     parts: Sequence[str]
     height: float

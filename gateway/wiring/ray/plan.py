@@ -45,9 +45,9 @@ class EnginePlan(_Section):
     first_token_s: Positive = 1.0
     """The objective that the number of replicas follows."""
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
-    """What Ray reserves for a replica."""
+    """CPU cores that Ray reserves for a replica."""
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
-    """What Ray reserves for a replica."""
+    """GPUs that Ray reserves for a replica."""
     upscale_delay_s: Annotated[float, Field(ge=0)] = 10.0
     downscale_delay_s: Annotated[float, Field(ge=0)] = 300.0
     drain_timeout_s: Positive = 30.0

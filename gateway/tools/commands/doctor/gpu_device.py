@@ -20,7 +20,7 @@ class GpuState:
     fault: str | None
     """Why torch can use no GPU; None if it can."""
     has_card: bool
-    """Whether the machine has one, by its driver's files."""
+    """True if the machine has a GPU, by its driver's files."""
     name: str = ""
     capability: tuple[int, int] = (0, 0)
     """The compute capability of the GPU, (9, 0) for an H100."""

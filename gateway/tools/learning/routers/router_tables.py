@@ -113,7 +113,7 @@ def print_judged(judged: RouterEvaluation, prices: Prices | None) -> None:
 
 
 def stages_grid(report: RouterReport) -> Grid:
-    """What each stage is worth, beside guessing and an oracle."""
+    """The worth of each stage, compared with guessing and with an oracle."""
     rows = [
         [
             STAGE_LABELS[name],
@@ -261,7 +261,7 @@ def _share(interval: BootstrapInterval) -> str:
 
 
 def _costs(rows: StageRows, point: OperatingPoint, prices: Prices | None) -> dict[str, str]:
-    """What a request costs and takes, by the title of its column, as far as it is known."""
+    """Cost and time of a request, by the title of its column, as far as they are known."""
     titles = {"mean_cost_usd": "USD a request", "median_s": "seconds (median)"}
     figures = cost_figures(rows, point, prices)
     return {titles[name]: f"{figure:.3g}" for name, figure in figures.items()}

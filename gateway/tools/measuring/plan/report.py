@@ -144,7 +144,7 @@ def _words(plan: CapacityPlan) -> str:
 
 
 def _figures(plan: CapacityPlan) -> Iterator[str]:
-    """What each variant does by the number of users."""
+    """The figures of each variant, by the number of users."""
     found: dict[float, dict[str, SimulationFigures]] = {}
     for capacity in plan.capacities:
         for line in capacity.lines:
