@@ -35,7 +35,7 @@ serve: $(VENV)/.installed-base ## start the gateway on port 8000
 WORKERS ?= $(if $(HAS_GPU),0,2)
 RUN_TESTS = $(PY) $(if $(ARGS),-m pytest $(ARGS),.ci/tests.py $(WORKERS))
 
-test: $(VENV)/.installed-dev ## run the quick tests, 10 minutes on two cores; ARGS="tests/engine -k prefix" for a part
+test: $(VENV)/.installed-dev ## run the quick tests, 12 minutes on two cores; ARGS="tests/engine -k prefix" for a part
 	@TEST_SIZE=quick $(RUN_TESTS) -m "not long and not slow$(NO_GPU)"
 
 test-all: $(VENV)/.installed-dev ## run all tests but the long ones, 25 to 50 minutes on two cores
