@@ -91,11 +91,12 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     dashboard = _build_dashboard(parts, recent, status, loop_lag)
     keys = parts.tenancy.keys
     usage = UsageApi(parts.tenancy.database, parts.tenancy.ledger, siblings=parts.siblings)
+    upstream_tiers = tuple(parts.upstream.tiers)
     admin = AdminApi(
         keys,
         intake.read_small_body,
         siblings=parts.siblings,
-        upstream_tiers=tuple(parts.upstream.tiers),
+        upstream_tiers=upstream_tiers,
     )
     experiments = ExperimentApi(
         keys.authenticator,
@@ -146,7 +147,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             authenticate=keys.authenticator.authenticate,
             foreign_pages=ForeignPages.of(parts.http),
             has_open_metrics=keys.has_open_metrics,
-            has_upstream_tiers=bool(parts.upstream.tiers),
+            upstream_tiers=upstream_tiers,
             passing=PassThroughEndpoints(
                 intake=intake,
                 passing=PassThrough(upstream=parts.upstream, names=catalog, chains=chains),

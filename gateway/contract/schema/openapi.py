@@ -28,6 +28,7 @@ from outrider.gateway.contract.schema.responses import (
 )
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.contract.schema.structs import REF, schemas_of
+from outrider.verifier.params import TIERS
 
 _MODELS: Final[tuple[type, ...]] = (
     ChatRequest,
@@ -254,7 +255,7 @@ def build_document(
     limits: LoadedLimits | None,
     *,
     models: Sequence[type] = (),
-    has_upstream_tiers: bool = False,
+    upstream_tiers: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The document; `limits` is None while the engine is not ready.
 
@@ -265,10 +266,11 @@ def build_document(
     )
     document = deepcopy(document)  # parts of it are the routes' own
     described = [*_MODELS, *models]
-    if has_upstream_tiers:
+    if upstream_tiers:
         described += (UpstreamCompletion, UpstreamChunk)
         _add_upstream_tiers(document)
     schemas = schemas_of(described)
+    _add_tiers(schemas, (*TIERS, *upstream_tiers))
     if limits is not None:
         _add_limits(schemas, limits)
         _add_names(schemas, limits)
@@ -302,6 +304,16 @@ def _add_upstream_tiers(document: dict[str, Any]) -> None:
         whole["schema"] = {"anyOf": [whole["schema"], _ref(UpstreamCompletion)]}
         event = content["text/event-stream"]["itemSchema"]["properties"]["data"]
         event["anyOf"][1]["contentSchema"]["anyOf"].append(_ref(UpstreamChunk))
+
+
+def _add_tiers(schemas: dict[str, Any], tiers: Sequence[str]) -> None:
+    """Name the tiers that keys may have limits for; a limit of another may only be deleted."""
+    made = schemas["KeyLimits"]["properties"]["models"]
+    changed = _branch(schemas["LimitsPatch"]["properties"]["models"], "object")
+    for models, others in ((made, False), (changed, {"type": "null"})):
+        (limits,) = models.pop("patternProperties").values()
+        models["properties"] = dict.fromkeys(tiers, limits)
+        models["additionalProperties"] = others
 
 
 def _add_limits(schemas: dict[str, Any], limits: LoadedLimits) -> None:

@@ -104,7 +104,7 @@ class Routes:
     foreign_pages: ForeignPages
     has_open_metrics: bool
     """/metrics requires no key."""
-    has_upstream_tiers: bool
+    upstream_tiers: tuple[str, ...]
     passing: PassThroughEndpoints
 
 
@@ -176,7 +176,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
         app,
         routes.status.limits,
         models=_OTHER_MODELS,
-        has_upstream_tiers=routes.has_upstream_tiers,
+        upstream_tiers=routes.upstream_tiers,
     )
     app.get("/openapi.json", include_in_schema=False)(document.answer)
 

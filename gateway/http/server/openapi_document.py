@@ -19,13 +19,13 @@ class OpenApiEndpoint:
         read_limits: Callable[[], Awaitable[LoadedLimits | None]],
         *,
         models: tuple[type, ...],
-        has_upstream_tiers: bool,
+        upstream_tiers: tuple[str, ...],
     ) -> None:
         """`read_limits` returns the loaded models' limits; None while the engine is not ready."""
         self._app = app
         self._read_limits = read_limits
         self._models = models
-        self._has_upstream_tiers = has_upstream_tiers
+        self._upstream_tiers = upstream_tiers
         self._bodies: dict[LoadedLimits | None, bytes] = {}  # two at most: models do not change
         self._lock = asyncio.Lock()
 
@@ -42,6 +42,6 @@ class OpenApiEndpoint:
             self._app,
             limits,
             models=self._models,
-            has_upstream_tiers=self._has_upstream_tiers,
+            upstream_tiers=self._upstream_tiers,
         )
         return msgspec.json.encode(document)

@@ -108,6 +108,19 @@ def test_the_document_is_built_once_and_not_on_the_event_loop(
     assert "/v1/chat/completions" in pages[0].json()["paths"]
 
 
+def test_the_document_names_the_tiers_that_keys_may_have_limits_for(
+    tokenizer: ChatTokenizer,
+) -> None:
+    with served(whole_gateway(tokenizer).app, ConnectionBounds()) as running:
+        schemas = httpx.get(f"{running.url}/openapi.json", timeout=30).json()["components"]
+    made = schemas["schemas"]["KeyLimits"]["properties"]["models"]
+    assert set(made["properties"]) == {"small", "large"}
+    assert made["additionalProperties"] is False
+    changed = schemas["schemas"]["LimitsPatch"]["properties"]["models"]["anyOf"][0]
+    assert set(changed["properties"]) == {"small", "large"}
+    assert changed["additionalProperties"] == {"type": "null"}
+
+
 @pytest.mark.slow
 def test_the_whole_schema_with_a_key(keyed: tuple[Whole, str]) -> None:
     whole, key = keyed
