@@ -7,10 +7,10 @@ import msgspec
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.answering.candidates.planner import Planner
-from outrider.gateway.answering.reading.model_catalog import AUTO
 from outrider.gateway.answering.reading.parsed_request import RequestContext
 from outrider.gateway.contract.errors.http import problem_of
 from outrider.gateway.contract.errors.tree import ConflictError, GatewayError
+from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.settings.arm_overlay import REQUEST_FIELDS
 from outrider.gateway.settings.experiments import ExperimentSpec
 

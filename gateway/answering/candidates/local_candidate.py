@@ -14,7 +14,6 @@ from outrider.gateway.answering.candidates.local_responder import LocalLoad, Loc
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.jobs.jobs import JobBuilder
-from outrider.gateway.answering.reading.model_catalog import AUTO
 from outrider.gateway.answering.reading.parsed_request import (
     ApiRequest,
     LocalQuery,
@@ -33,6 +32,7 @@ from outrider.gateway.contract.answers.responder import (
     StrongTier,
 )
 from outrider.gateway.contract.errors.tree import BudgetError, GatewayError, RateLimitError
+from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.tenancy.metering.local_work import LocalWork
 from outrider.gateway.tenancy.metering.meter import RequestMeter

@@ -22,7 +22,7 @@ from outrider.gateway.answering.reading.misplaced_options import (
     refuse_misplaced_options,
     refuse_privacy_header,
 )
-from outrider.gateway.answering.reading.model_catalog import AUTO, ResolvedModel
+from outrider.gateway.answering.reading.model_catalog import ResolvedModel
 from outrider.gateway.answering.reading.parsed_request import (
     RequestContext,
     check_model,
@@ -37,7 +37,7 @@ from outrider.gateway.contract.errors.tree import (
 )
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.forms import FormPart, read_form, write_form
-from outrider.gateway.contract.schema.kinds import PassedEndpoint
+from outrider.gateway.contract.schema.kinds import AUTO, PassedEndpoint
 from outrider.gateway.contract.schema.parsing import refuse_doubled_names, validate
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.metering.reserved_usage import UsageEstimate

@@ -13,7 +13,6 @@ import msgspec
 from outrider.engine.errors import PromptTooLongError
 from outrider.engine.events import TierInfo
 from outrider.gateway.answering.jobs.job import Answer, Rendered, check_token_ids
-from outrider.gateway.answering.reading.model_catalog import AUTO
 from outrider.gateway.answering.reading.parsed_request import ApiRequest
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.answering.text.chat_template import PromptEnd
@@ -24,7 +23,7 @@ from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import AssistantMessage, ChatRequest, Message, join_parts
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.completions import CompletionRequest
-from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.kinds import AUTO, Endpoint
 from outrider.router.conversations import ConversationDigest, ConversationMemory, Turn, is_tool_loop
 from outrider.verifier.params import Tier
 
@@ -344,7 +343,7 @@ def _check_final_message(request: ChatRequest) -> None:
     if message.content is None:
         raise _refusal(f"{path}.content", "there is no content to continue")
     text = join_parts(message.content)
-    if message.reasoning_content is not None and not text.strip():
+    if message.thoughts is not None and not text.strip():
         raise _refusal(f"{path}.reasoning_content", "content can be continued, thinking cannot")
 
 

@@ -5,13 +5,12 @@ from typing import Any, Final
 
 import msgspec
 
-from outrider.gateway.answering.reading.model_catalog import AUTO
 from outrider.gateway.answering.reading.parsed_request import ApiRequest, RequestContext
 from outrider.gateway.contract.errors.http import problem_of
 from outrider.gateway.contract.errors.tree import BudgetError, RateLimitError
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.envelope import ReadRequest
-from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.kinds import AUTO, Endpoint
 from outrider.gateway.contract.schema.parsing import RequestJson
 from outrider.gateway.experiments.assigner import Assignment, Subject, conversation_unit
 from outrider.gateway.experiments.experiments import Experiments

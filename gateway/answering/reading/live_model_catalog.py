@@ -8,7 +8,6 @@ from outrider.engine.errors import EngineError
 from outrider.engine.events import TierInfo
 from outrider.gateway.answering.reading.local_models import LocalModels
 from outrider.gateway.answering.reading.model_catalog import (
-    AUTO,
     LocalFormats,
     ModelCatalog,
     ResolvedModel,
@@ -16,6 +15,7 @@ from outrider.gateway.answering.reading.model_catalog import (
 )
 from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.contract.errors.tree import GatewayError, ModelNotFoundError, NotReadyError
+from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.tenancy.keys.keys import Scopes
 from outrider.verifier.params import TIERS, Tier
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from outrider.engine.errors import EngineError
 from outrider.engine.events import EngineInfo, TierInfo
-from outrider.gateway.answering.reading.model_catalog import AUTO, local_tiers
+from outrider.gateway.answering.reading.model_catalog import local_tiers
 from outrider.gateway.contract.errors.tree import ModelNotFoundError, NotReadyError
+from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.engines.adapters.registry import AdapterRegistry
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.engines.fleet.pool import EnginePool

@@ -2,18 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from outrider.engine.events import TierInfo
 from outrider.gateway.answering.reading.placement_policy import Named
 from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError
-from outrider.gateway.contract.schema.kinds import ModelCapability, ServerKind
+from outrider.gateway.contract.schema.kinds import AUTO, ModelCapability, ServerKind
 from outrider.gateway.contract.schema.model_cards import TierCard, UpstreamCard
 from outrider.gateway.settings.tiers import RESERVED_NAMES
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Scopes
 from outrider.verifier.params import TIERS, Tier
-
-AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from outrider.gateway.answering.reading.misplaced_options import (
     refuse_misplaced_options,
     refuse_privacy_header,
 )
-from outrider.gateway.answering.reading.model_catalog import AUTO, ResolvedModel
+from outrider.gateway.answering.reading.model_catalog import ResolvedModel
 from outrider.gateway.answering.reading.parsed_request import (
     ApiRequest,
     LocalQuery,
@@ -47,7 +47,7 @@ from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.envelope import ReadRequest, read_request
-from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.kinds import AUTO, Endpoint
 from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.contract.schema.parsing import RequestJson, refuse_doubled_names
 from outrider.gateway.contract.schema.template_variables import FIELD, read_variables

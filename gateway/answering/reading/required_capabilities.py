@@ -69,6 +69,8 @@ _FIELDS: Final[dict[str, NeedKind]] = {
     "functions": "tools",
     "function_call": "tools",
 }
+_SERVICES: Final = ("web_search_options", "moderation")
+"""Services beside the answer: local models ignore them, a server may have them."""
 _PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -126,6 +128,9 @@ def _needs(document: Mapping[str, Any], endpoint: Endpoint) -> Iterator[Required
     yield from _in_combination(document, endpoint)
     if endpoint == "completion":
         return
+    for name in _SERVICES:
+        if document.get(name) is not None:
+            yield RequiredCapability(capability="options", param=name)
     for index, message in enumerate(_objects(document.get("messages"))):
         yield from _in_message(message, f"messages.{index}.")
     for index, tool in enumerate(_objects(document.get("tools"))):

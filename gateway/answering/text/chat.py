@@ -269,17 +269,17 @@ class ChatTokenizer:
         fields = {"role": role, "content": join_parts(message.content)}
         if message.name is not None:
             fields["name"] = message.name
-        if isinstance(message, AssistantMessage) and message.reasoning_content is not None:
+        if isinstance(message, AssistantMessage) and message.thoughts is not None:
             fields |= self._reasoning_fields(message)
         return fields
 
     def _reasoning_fields(self, message: AssistantMessage) -> dict[str, Any]:
         """Build the fields of an earlier thought, under the names that templates read."""
         if not self.reasoning.format.has_channels:
-            return {"reasoning_content": message.reasoning_content}
+            return {"reasoning_content": message.thoughts}
         if message.tool_calls and message.content:
             return {}  # gpt-oss's template refuses a thought beside content and calls
-        return dict.fromkeys(("reasoning_content", "thinking"), message.reasoning_content)
+        return dict.fromkeys(("reasoning_content", "thinking"), message.thoughts)
 
     def _encode(self, text: str, *, with_special: bool = False) -> tuple[int, ...]:
         """Encode a text. A batch, unlike a single text, has no offsets and leaves the interpreter

@@ -182,7 +182,7 @@ def _message_chars(message: Message) -> int:
     else:
         num_chars = sum(len(part.text) + _CHARS_PER_MESSAGE for part in content or ())
     if isinstance(message, AssistantMessage):
-        num_chars += len(message.reasoning_content or "")
+        num_chars += len(message.thoughts or "")
         calls = message.tool_calls or ()
         num_chars += sum(len(call.function.arguments) + _CHARS_PER_MESSAGE for call in calls)
     return num_chars + _CHARS_PER_MESSAGE

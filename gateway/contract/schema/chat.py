@@ -68,18 +68,28 @@ class InputMessage(RequestModel):
 
 
 class AssistantMessage(RequestModel):
-    """An earlier answer, as this API returned it (so its null fields are accepted)."""
+    """An earlier answer, as this API or another one returned it.
+
+    Servers call the thinking `reasoning_content` or `reasoning`; of both, the first counts.
+    """
 
     role: Literal["assistant"]
     content: str | ListOf[TextPart] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_details: Ignored = None
     name: Label | None = None
     cache_control: Ignored = None
     refusal: NotBuilt = None
-    annotations: EmptyList = None
+    annotations: Ignored = None
     audio: NotBuilt = None
     tool_calls: ListOf[ToolCallParam] | None = None
     function_call: NotBuilt = None
+
+    @property
+    def thoughts(self) -> str | None:
+        """What the model thought before it answered."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
 
 class ToolMessage(RequestModel):
@@ -146,16 +156,19 @@ class ChatRequest(GenerationFields):
     audio: NotBuilt = None
     reasoning_effort: NotBuilt = None
     verbosity: NotBuilt = None
-    web_search_options: NotBuilt = None
-    moderation: NotBuilt = None
+    web_search_options: Ignored = None
+    moderation: Ignored = None
     anthropic_billing: Annotated[
         JsonValue, Field(description="A line for Anthropic's own servers; no other gets it.")
     ] = None
 
     @property
     def idle_fields(self) -> tuple[str, ...]:
-        """The fields that were given and do nothing without another one."""
-        idle = ("top_logprobs",) if self.top_logprobs and not self.logprobs else ()
+        """The fields that were given and do nothing here, or nothing without another one."""
+        services = ("web_search_options", "moderation")
+        idle = [name for name in services if getattr(self, name) is not None]
+        if self.top_logprobs and not self.logprobs:
+            idle.append("top_logprobs")
         return (*super().idle_fields, *idle)
 
     @property

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, core_schema
 
-from outrider.gateway.contract.schema.kinds import Policy
+from outrider.gateway.contract.schema.kinds import AUTO, Policy
 from outrider.verifier.params import CascadeRule, Source
 
 MAX_CHOICES = 16
@@ -87,10 +87,6 @@ EmptyList = Annotated[JsonValue, Harmless((None, []))]
 One = Annotated[JsonValue, Harmless((None, 1))]
 Off = Annotated[JsonValue, Harmless((None, False))]
 Ignored = Annotated[JsonValue, Field(description="Accepted, and changes nothing.")]
-Unstored = Annotated[
-    JsonValue,
-    Harmless((None, False), "answers are not stored, so they cannot be retrieved later"),
-]
 
 
 def _whole(value: object) -> object:
@@ -102,7 +98,7 @@ def _whole(value: object) -> object:
 WHOLE = BeforeValidator(_whole)
 Label = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]
 PositiveCount = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 # One spelling for each id, so that no token can have two biases.
@@ -123,6 +119,8 @@ LogitBias = Annotated[
 ]
 
 
+ModelName = Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+Metadata = Annotated[dict[Label, JsonValue], Field(max_length=MAX_METADATA)]
 ServiceTierName = Literal["auto", "default", "flex", "priority"]
 
 
@@ -134,7 +132,7 @@ class StreamOptions(RequestModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Off = None
+    include_obfuscation: Ignored = None
 
 
 class CacheBreakpoint(RequestModel):
@@ -217,7 +215,7 @@ class OutriderOptions(RequestModel):
 class GenerationFields(RequestModel):
     """Sampling, length, streaming and routing: the same in chat and completions."""
 
-    model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+    model: ModelName = AUTO
     max_tokens: Annotated[
         PositiveCount | None,
         Field(description="Absent: what is left of the context, up to the server's default."),
@@ -237,8 +235,8 @@ class GenerationFields(RequestModel):
     outrider: OutriderOptions | None = None
 
     user: Label | None = None
-    metadata: Annotated[dict[Label, Label], Field(max_length=MAX_METADATA)] | None = None
-    store: Unstored = None
+    metadata: Metadata | None = None
+    store: bool | None = None
     service_tier: Annotated[
         ServiceTierName | None,
         Field(description="Its place in a full queue: priority before default before flex."),
@@ -271,8 +269,9 @@ class GenerationFields(RequestModel):
 
     @property
     def idle_fields(self) -> tuple[str, ...]:
-        """The fields that were given and do nothing without another one."""
-        return ("stream_options",) if self.wants_usage_chunk and not self.stream else ()
+        """The fields that were given and do nothing here, or nothing without another one."""
+        idle = ("store",) if self.store else ()
+        return (*idle, "stream_options") if self.wants_usage_chunk and not self.stream else idle
 
     @property
     def wants_usage_chunk(self) -> bool:
@@ -287,7 +286,6 @@ class GenerationFields(RequestModel):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings, however they were given."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        """The stop strings, however they were given; an empty one stops nothing."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop for stop in given if stop)

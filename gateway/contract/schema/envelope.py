@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.errors.validation import bad_request
 from outrider.gateway.contract.schema.common import (
-    MAX_LABEL_CHARS,
     WHOLE,
     Label,
+    ModelName,
     OutriderOptions,
     PositiveCount,
 )
-from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.kinds import AUTO, Endpoint
 from outrider.gateway.contract.schema.parsing import RequestJson
 
 MAX_ENVELOPE_CHOICES = 128
@@ -45,7 +45,7 @@ class EnvelopeStreamOptions(_Lenient):
 class Envelope(_Lenient):
     """The fields that decide which tier answers a request, and how the answer is passed on."""
 
-    model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+    model: ModelName = AUTO
     max_tokens: PositiveCount | None = None
     max_completion_tokens: PositiveCount | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None

@@ -1,6 +1,9 @@
 """Kinds of servers, endpoints and policies: words that requests, settings and answers share."""
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+AUTO: Final = "auto"
+"""The name under which the router chooses; a request without a model means it."""
 
 Endpoint = Literal["chat", "completion"]
 

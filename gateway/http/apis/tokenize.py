@@ -14,13 +14,14 @@ from outrider.gateway.answering.candidates.chains import ChainBook, ModelChain
 from outrider.gateway.answering.jobs.job import check_token_ids
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.jobs.prompts import chat_prompt
-from outrider.gateway.answering.reading.model_catalog import AUTO, local_tiers
+from outrider.gateway.answering.reading.model_catalog import local_tiers
 from outrider.gateway.answering.reading.parsed_request import check_model, permitted
 from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.prompt_work import PromptWork
 from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError
 from outrider.gateway.contract.schema.chat import ChatRequest
+from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.contract.schema.parsing import parse
 from outrider.gateway.contract.schema.structs import json_response

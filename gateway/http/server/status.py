@@ -14,10 +14,11 @@ from outrider.engine.events import EngineStats
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
-from outrider.gateway.answering.reading.model_catalog import AUTO, ListedModel
+from outrider.gateway.answering.reading.model_catalog import ListedModel
 from outrider.gateway.answering.reading.parsed_request import check_model, tier_not_allowed
 from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
+from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.contract.schema.model_cards import ModelCard, ModelList
 from outrider.gateway.contract.schema.openapi import LoadedLimits
 from outrider.gateway.contract.schema.responses import Health, Readiness, ReplicaCount

@@ -8,6 +8,7 @@ from outrider.gateway.answering.reading.misplaced_options import refuse_misplace
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.http.apis.api import TranslatedRequest
+from outrider.gateway.http.apis.foreign import refuse_foreign
 from outrider.gateway.http.apis.messages.answers import MessagesError
 from outrider.gateway.http.apis.messages.problems import error_detail
 from outrider.gateway.http.apis.messages.request import (
@@ -15,7 +16,11 @@ from outrider.gateway.http.apis.messages.request import (
     chat_prompt_fields,
     shows_thinking,
 )
-from outrider.gateway.http.apis.messages.schema import CountTokensRequest, MessagesRequest
+from outrider.gateway.http.apis.messages.schema import (
+    CountTokensRequest,
+    MessagesRequest,
+    PromptFields,
+)
 from outrider.gateway.http.apis.messages.writer import MessageWriter
 from outrider.gateway.http.apis.reading import read_body
 
@@ -41,16 +46,32 @@ class MessagesApi:
         if self._has_upstream_tiers:
             refuse_misplaced_options(read.document)
             await yield_if_long(body)
+        foreign = self._left_out(read.request)
         fields = chat_fields(read.request, has_upstream_tiers=self._has_upstream_tiers)
         writer = MessageWriter(shows_thinking=shows_thinking(read.request))
-        return TranslatedRequest(chat_body=_encode(fields), writer=writer, ignored=read.ignored)
+        return TranslatedRequest(
+            chat_body=_encode(fields),
+            writer=writer,
+            ignored=(*read.ignored, *read.request.unused_fields, *foreign),
+        )
 
     async def read_prompt(self, body: bytes) -> bytes:
         """A request to count tokens as a chat completion's request. Raises BadRequestError."""
         read = await read_body(CountTokensRequest, body, ignores_unknown=self._ignores_unknown)
+        self._left_out(read.request)
         return _encode(
             chat_prompt_fields(read.request, has_upstream_tiers=self._has_upstream_tiers)
         )
+
+    def _left_out(self, request: PromptFields) -> tuple[str, ...]:
+        """Return the paths of foreign parts. Raises BadRequestError if unknown fields are refused.
+
+        Tools and blocks of other servers are such.
+        """
+        foreign = request.foreign
+        if foreign and not self._ignores_unknown:
+            refuse_foreign(foreign)
+        return tuple(foreign)
 
     def problem_body(self, problem: Problem) -> bytes:
         """The JSON of an error."""

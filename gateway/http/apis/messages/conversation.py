@@ -172,7 +172,9 @@ class _Translator:
         signed = [
             block.model_dump()
             for index, block in blocks
-            if index >= self._first_of_loop and _is_signed(block)
+            if index >= self._first_of_loop
+            and isinstance(block, ThinkingBlock | RedactedThinkingBlock)
+            and _is_signed(block)
         ]
         fields: _Fields = {
             "role": "assistant",
@@ -229,11 +231,9 @@ def _content(parts: list[_Fields]) -> str | list[_Fields]:
     return parts
 
 
-def _is_signed(block: FromAssistant) -> bool:
+def _is_signed(block: ThinkingBlock | RedactedThinkingBlock) -> bool:
     """Return whether a thinking block is another server's: local ones have no signature."""
-    if isinstance(block, ThinkingBlock):
-        return bool(block.signature)
-    return isinstance(block, RedactedThinkingBlock)
+    return isinstance(block, RedactedThinkingBlock) or bool(block.signature)
 
 
 def _call(block: ToolUseBlock) -> _Fields:

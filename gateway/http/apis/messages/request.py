@@ -29,8 +29,8 @@ def chat_prompt_fields(request: PromptFields, *, has_upstream_tiers: bool) -> di
     fields: dict[str, Any] = {"model": request.model, "messages": conversation.messages}
     if conversation.billing and has_upstream_tiers:
         fields[BILLING_FIELD] = conversation.billing
-    if request.tools:
-        fields["tools"] = [_tool(tool) for tool in request.tools]
+    if request.client_tools:
+        fields["tools"] = [_tool(tool) for tool in request.client_tools]
     if request.tool_choice is not None:
         fields |= _tool_choice(request)
     if conversation.is_open:
@@ -94,7 +94,7 @@ def _tool_choice(request: PromptFields) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if isinstance(choice, NamedChoice):
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-    elif request.tools or not isinstance(choice, AutoChoice):
+    elif request.client_tools or not isinstance(choice, AutoChoice):
         fields["tool_choice"] = _CHOICES[choice.type]
     if isinstance(choice, AutoChoice | AnyChoice) and choice.disable_parallel_tool_use:
         fields["parallel_tool_calls"] = False
@@ -104,7 +104,7 @@ def _tool_choice(request: PromptFields) -> dict[str, Any]:
 def _check_continuable(request: PromptFields, fields: dict[str, Any]) -> None:
     """Raises BadRequestError where the answer has a form that no beginning fits into."""
     reason = None
-    if request.tools and fields.get("tool_choice") != "none":
+    if request.client_tools and fields.get("tool_choice") != "none":
         reason = "together with tools; set tool_choice to none"
     elif request.output_config is not None and request.output_config.format is not None:
         reason = "together with output_config.format"

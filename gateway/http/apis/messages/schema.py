@@ -1,37 +1,34 @@
 """POST /v1/messages: the request.
 
-Fields are strict, as all of ours are. What is accepted and changes nothing is typed `Ignored`, what
-is not built is `NotBuilt` or missing; docs/messages.md says which and why.
+Fields are strict, as all of ours are. What is accepted and changes nothing is typed `Ignored`;
+docs/messages.md says which and why. Tools that run on Anthropic's servers, and what they did for
+earlier answers, are left out.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, Tag
 
 from outrider.gateway.contract.schema.common import (
-    MAX_LABEL_CHARS,
     MAX_STOPS,
     WHOLE,
-    EmptyList,
     Harmless,
     Ignored,
     Label,
     ListOf,
-    NotBuilt,
+    ModelName,
     OutriderOptions,
     PositiveCount,
     RequestModel,
     StopString,
 )
+from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.contract.schema.tools import MAX_TOOLS, FunctionName
+from outrider.gateway.http.apis.foreign import FOREIGN, Foreign, by_kind, other_than
 
 MAX_MESSAGES = 100_000
 
-_LEAST_BUDGET = 1024  # tokens of thinking, as the Messages API has it
-
-Standard = Annotated[JsonValue, Harmless((None, "standard"))]
 Direct = Annotated[JsonValue, Harmless((None, ["direct"]))]
-DirectCallerParam = Annotated[JsonValue, Harmless((None, {"type": "direct"}))]
 Object = dict[str, JsonValue]
 
 
@@ -92,7 +89,7 @@ class ThinkingBlock(RequestModel):
 
     type: Literal["thinking"]
     thinking: str
-    signature: str
+    signature: str = ""
 
 
 class RedactedThinkingBlock(RequestModel):
@@ -110,8 +107,8 @@ class ToolUseBlock(RequestModel):
     name: FunctionName
     input: Object
     cache_control: Ignored = None
-    caller: DirectCallerParam = None
-    toolset_name: NotBuilt = None
+    caller: Ignored = None
+    toolset_name: Ignored = None
 
 
 class ToolResultBlock(RequestModel):
@@ -126,14 +123,20 @@ class ToolResultBlock(RequestModel):
     ) = None
     is_error: bool | None = None
     cache_control: Ignored = None
-    toolset_name: NotBuilt = None
+    toolset_name: Ignored = None
 
 
 FromUser = Annotated[
     TextBlock | ImageBlock | DocumentBlock | ToolResultBlock, Field(discriminator="type")
 ]
+_ANSWER_KINDS: Final = ("text", "thinking", "redacted_thinking", "tool_use")
 FromAssistant = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[Foreign, other_than(*_ANSWER_KINDS), Tag(FOREIGN)],
+    by_kind(*_ANSWER_KINDS),
 ]
 
 
@@ -164,7 +167,7 @@ MessageParam = Annotated[
 
 
 class ClientTool(RequestModel):
-    """A function that the client runs. There are no tools that run on a server."""
+    """A function that the client runs."""
 
     type: Literal["custom"] | None = None
     name: FunctionName
@@ -174,8 +177,15 @@ class ClientTool(RequestModel):
     cache_control: Ignored = None
     eager_input_streaming: Ignored = None
     input_examples: Ignored = None
-    defer_loading: Annotated[JsonValue, Harmless((None, False))] = None
+    defer_loading: Ignored = None
     allowed_callers: Direct = None
+
+
+ToolParam = Annotated[
+    Annotated[ClientTool, Tag("custom")] | Annotated[Foreign, other_than("custom"), Tag(FOREIGN)],
+    by_kind("custom", absent="custom"),
+]
+"""A client's function, or a tool that runs on Anthropic's servers, which is left out."""
 
 
 class AutoChoice(RequestModel):
@@ -215,7 +225,7 @@ class EnabledThinking(RequestModel):
     """Think first. The budget is for upstream tiers; a local model thinks as long as it does."""
 
     type: Literal["enabled"]
-    budget_tokens: Annotated[int, Field(ge=_LEAST_BUDGET, le=2**31 - 1), WHOLE]
+    budget_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -263,10 +273,10 @@ class OutputConfig(RequestModel):
 class PromptFields(RequestModel):
     """Fields that make up the prompt, in messages and in count_tokens."""
 
-    model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+    model: ModelName = AUTO
     messages: Annotated[ListOf[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: str | ListOf[TextBlock] | None = None
-    tools: Annotated[ListOf[ClientTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[ListOf[ToolParam], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingConfigParam | None = None
     output_config: OutputConfig | None = None
@@ -274,8 +284,36 @@ class PromptFields(RequestModel):
     cache_control: Ignored = None
     context_management: Ignored = None
     user_profile_id: Ignored = None
-    speed: Standard = None
-    mcp_servers: EmptyList = None
+    speed: Ignored = None
+    mcp_servers: Ignored = None
+
+    @property
+    def unused_fields(self) -> tuple[str, ...]:
+        """The fields that were given and mean services which are not here."""
+        names = ("mcp_servers", "container", "context_management")
+        return tuple(name for name in names if getattr(self, name, None))
+
+    @property
+    def client_tools(self) -> list[ClientTool]:
+        """The functions that the client runs."""
+        return [tool for tool in self.tools or () if isinstance(tool, ClientTool)]
+
+    @property
+    def foreign(self) -> dict[str, str]:
+        """Paths of tools and blocks of other servers, and their types; they are left out."""
+        found = {
+            f"tools.{index}.type": str(tool["type"])
+            for index, tool in enumerate(self.tools or ())
+            if not isinstance(tool, ClientTool)
+        }
+        for index, message in enumerate(self.messages):
+            if isinstance(message, AssistantMessageParam) and not isinstance(message.content, str):
+                found |= {
+                    f"messages.{index}.content.{place}.type": str(block["type"])
+                    for place, block in enumerate(message.content)
+                    if isinstance(block, dict)
+                }
+        return found
 
 
 class CountTokensRequest(PromptFields):
@@ -300,4 +338,4 @@ class MessagesRequest(PromptFields):
 
     diagnostics: Ignored = None
     inference_geo: Ignored = None
-    container: NotBuilt = None
+    container: Ignored = None

@@ -4,7 +4,7 @@ They are written by hand (writer.py, output.py); tests hold them against these m
 no field that is not declared, and against the types of OpenAI's own client.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, JsonValue, RootModel
 
@@ -189,7 +189,7 @@ class ResponseObject(ResponseModel, kw_only=True):
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
-    metadata: dict[str, str]
+    metadata: dict[str, Any]
     parallel_tool_calls: bool
     previous_response_id: None
     prompt_cache_key: str | None

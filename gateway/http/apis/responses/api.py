@@ -2,17 +2,18 @@
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from typing import Final, NoReturn
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from outrider.gateway.answering.reading.misplaced_options import refuse_misplaced_options
 from outrider.gateway.contract.errors.http import Problem
-from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.http.apis.api import TranslatedRequest
+from outrider.gateway.http.apis.foreign import refuse_foreign
 from outrider.gateway.http.apis.reading import read_body
+from outrider.gateway.http.apis.responses.items import foreign_items
 from outrider.gateway.http.apis.responses.paths import in_own_words
 from outrider.gateway.http.apis.responses.request import ResponsesRequest
 from outrider.gateway.http.apis.responses.tools import left_out, offered_tools
@@ -24,15 +25,6 @@ _encode: Final = msgspec.json.Encoder().encode
 
 def _random_id() -> str:
     return secrets.token_hex(12)
-
-
-def _refuse(skipped: Mapping[str, str]) -> NoReturn:
-    path, kind = next(iter(skipped.items()))
-    raise BadRequestError(
-        f"{path}: {kind!r} is not supported; available: 'function', 'custom' (free text), "
-        "'namespace'.",
-        param=path,
-    )
 
 
 class ResponsesApi:
@@ -66,9 +58,9 @@ class ResponsesApi:
             refuse_misplaced_options(document)
             await yield_if_long(body)
         given = document.get("tools") or []
-        skipped = left_out(given)
-        if skipped and not self._ignores_unknown:
-            _refuse(skipped)
+        foreign = left_out(given) | foreign_items(request.input)
+        if foreign and not self._ignores_unknown:
+            refuse_foreign(foreign)
         tools = offered_tools(given)
         writer = ResponseWriter(
             repeated_fields(request, document),
@@ -80,7 +72,7 @@ class ResponsesApi:
         return TranslatedRequest(
             chat_body=_encode(chat_document(request, document, tools)),
             writer=writer,
-            ignored=(*read.ignored, *skipped),
+            ignored=(*read.ignored, *request.unused_fields, *foreign),
         )
 
     def problem_body(self, problem: Problem) -> bytes:

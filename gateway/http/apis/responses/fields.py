@@ -11,13 +11,8 @@ _STATELESS: Final = "responses are not stored: send the whole conversation as `i
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 Stateless = Annotated[JsonValue, Harmless(why=_STATELESS)]
-NotStored = Annotated[JsonValue, Harmless((None, False), _STATELESS)]
 NotInBackground = Annotated[
     JsonValue, Harmless((None, False), "responses are answered at once, not in the background")
-]
-NotTruncated = Annotated[
-    JsonValue,
-    Harmless((None, "disabled"), "a conversation that is too long is refused, not shortened"),
 ]
 NotKnown = Annotated[JsonValue, Harmless(why="this is not supported")]
 UpstreamOnly = Annotated[

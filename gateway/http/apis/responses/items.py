@@ -46,6 +46,17 @@ def read_messages(instructions: str | None, given: str | Sequence[Item]) -> list
     return messages
 
 
+def foreign_items(given: str | Sequence[Item]) -> dict[str, str]:
+    """Return the paths of the items that are left out, and their types: other servers' calls."""
+    if isinstance(given, str):
+        return {}
+    return {
+        f"input.{index}.type": str(item["type"])
+        for index, item in enumerate(given)
+        if isinstance(item, dict)
+    }
+
+
 @dataclass(slots=True)
 class _Answer:
     """An earlier answer while its items come."""

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Discriminator, Field, JsonValue, Tag
 
 from outrider.gateway.contract.schema.common import (
-    MAX_LABEL_CHARS,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     MAX_TOP_LOGPROBS,
@@ -21,6 +20,7 @@ from outrider.gateway.contract.schema.common import (
     Label,
     ListOf,
     LogitBias,
+    ModelName,
     Off,
     OutriderOptions,
     Penalty,
@@ -29,15 +29,15 @@ from outrider.gateway.contract.schema.common import (
     StopString,
     TokenId,
 )
+from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.contract.schema.structured import JsonObjectFormat, TextFormat
 from outrider.gateway.contract.schema.template_variables import TemplateVariables
 from outrider.gateway.contract.schema.tools import MAX_TOOLS, FunctionName
+from outrider.gateway.http.apis.foreign import FOREIGN, Foreign, other_than
 from outrider.gateway.http.apis.responses.fields import (
     ItemStatus,
     NotInBackground,
     NotKnown,
-    NotStored,
-    NotTruncated,
     Stateless,
     UpstreamOnly,
 )
@@ -186,6 +186,8 @@ _KINDS: Final = (
     *("message", "function_call", "function_call_output", "custom_tool_call"),
     *("custom_tool_call_output", "reasoning"),
 )
+_REFUSED: Final = "item_reference"
+"""Names an item that only a server which stores responses has."""
 
 
 def _kind_of(value: Any) -> str | None:
@@ -195,7 +197,9 @@ def _kind_of(value: Any) -> str | None:
     kind = value.get("type", "message")
     if kind == "message" and value.get("role") == "assistant":
         return "answer"
-    return kind if isinstance(kind, str) and kind in _KINDS else None
+    if not isinstance(kind, str) or kind == _REFUSED:
+        return None
+    return kind if kind in _KINDS else FOREIGN
 
 
 Item = Annotated[
@@ -205,7 +209,8 @@ Item = Annotated[
     | Annotated[FunctionOutputItem, Tag("function_call_output")]
     | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[FunctionOutputItem, Tag("custom_tool_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[Foreign, other_than(*_KINDS, _REFUSED), Tag(FOREIGN)],
     Discriminator(
         _kind_of,
         custom_error_type="unsupported_item",
@@ -274,13 +279,13 @@ class ResponseCacheOptions(CacheOptions):
 class ResponseStreamOptions(RequestModel):
     """Options of the stream."""
 
-    include_obfuscation: Off = None
+    include_obfuscation: Ignored = None
 
 
 class ResponsesRequest(RequestModel):
     """A request for a response."""
 
-    model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+    model: ModelName = AUTO
     input: str | Annotated[ListOf[Item], Field(min_length=1)]
     instructions: Annotated[
         str | None, Field(description="A system message in front of the input.")
@@ -305,7 +310,7 @@ class ResponsesRequest(RequestModel):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
     metadata: (
         Annotated[
-            dict[Annotated[str, Field(max_length=MAX_METADATA_KEY_CHARS)], Label],
+            dict[Annotated[str, Field(max_length=MAX_METADATA_KEY_CHARS)], JsonValue],
             Field(max_length=MAX_METADATA),
         ]
         | None
@@ -332,16 +337,26 @@ class ResponsesRequest(RequestModel):
     ignore_eos: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
 
-    store: NotStored = None
+    store: Annotated[bool | None, Field(description="Ignored: nothing is stored.")] = None
     previous_response_id: Stateless = None
     conversation: Stateless = None
     background: NotInBackground = None
-    truncation: NotTruncated = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None,
+        Field(description="What is too long is refused, not shortened."),
+    ] = None
     prompt: NotKnown = None
-    context_management: Annotated[JsonValue, Harmless((None, []))] = None
-    moderation: NotKnown = None
+    context_management: Ignored = None
+    moderation: Ignored = None
     image: NotKnown = None
     access_programs: NotKnown = None
+
+    @property
+    def unused_fields(self) -> tuple[str, ...]:
+        """The fields that were given and mean services which are not here."""
+        names = ("store", "context_management", "moderation")
+        unused = tuple(name for name in names if getattr(self, name))
+        return (*unused, "truncation") if self.truncation == "auto" else unused
 
     @property
     def wants_logprobs(self) -> bool:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import Field, JsonValue, Tag
 
-from outrider.gateway.contract.schema.common import Harmless, ListOf, Off, RequestModel
+from outrider.gateway.contract.schema.common import Harmless, Ignored, ListOf, Off, RequestModel
 from outrider.gateway.contract.schema.tools import MAX_TOOLS, FunctionName
-from outrider.gateway.http.apis.responses.fields import NotKnown
+from outrider.gateway.http.apis.foreign import FOREIGN, Foreign, by_kind, other_than
 
 _MAX_NAME_CHARS: Final = 128
 _INPUT: Final = "input"
@@ -36,7 +36,7 @@ class _CallableTool(RequestModel):
     name: FunctionName
     description: str | None = None
     async_: Annotated[Off, Field(alias="async")] = None
-    defer_loading: Off = None
+    defer_loading: Ignored = None
     allowed_callers: Annotated[JsonValue, Harmless((None, ["direct"]))] = None
 
 
@@ -49,7 +49,7 @@ class FunctionTool(_CallableTool):
     type: Literal["function"]
     parameters: dict[str, JsonValue] | None = None
     strict: bool | None = None
-    output_schema: NotKnown = None
+    output_schema: Ignored = None
 
 
 class CustomTool(_CallableTool):
@@ -71,26 +71,12 @@ class NamespaceTool(RequestModel):
     ]
 
 
-HostedTool = dict[str, JsonValue]
-
-
-def _kind_of(value: Any) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(kind, str):
-        return None
-    return kind if kind in _KINDS else "hosted"
-
-
 ResponseTool = Annotated[
     Annotated[FunctionTool, Tag("function")]
     | Annotated[CustomTool, Tag("custom")]
     | Annotated[NamespaceTool, Tag("namespace")]
-    | Annotated[HostedTool, Tag("hosted")],
-    Discriminator(
-        _kind_of,
-        custom_error_type="unsupported_tool",
-        custom_error_message="the `type` of a tool is required, such as 'function'",
-    ),
+    | Annotated[Foreign, other_than(*_KINDS), Tag(FOREIGN)],
+    by_kind(*_KINDS),
 ]
 
 

@@ -65,9 +65,6 @@ NEEDS: list[tuple[dict[str, Any], NeedKind, str]] = [
     ({"function_call": {"name": "f"}}, "tools", "function_call"),
     ({"audio": {"voice": "x"}}, "audio", "audio"),
     ({"modalities": ["text", "audio"]}, "audio", "modalities"),
-    ({"web_search_options": {}}, "options", "web_search_options"),
-    ({"stream_options": {"include_obfuscation": True}}, "options",
-     "stream_options.include_obfuscation"),
     ({"stream_options": {"x": 1}}, "options", "stream_options.x"),
     ({"response_format": {"type": "grammar"}}, "options", "response_format.type"),
     ({"response_format": {**SCHEMA, "x": 1}}, "options", "response_format.x"),
@@ -84,6 +81,12 @@ def test_needs(extra: dict[str, Any], capability: NeedKind, param: str) -> None:
     document = {**CHAT, **extra}
     assert kinds(document) == [(capability, param)]
     assert not is_local(document, "chat")
+
+
+def test_a_search_goes_to_a_server_where_there_is_one() -> None:
+    document = {**CHAT, "web_search_options": {}}
+    assert kinds(document) == [("options", "web_search_options")]
+    assert is_local(document, "chat")
 
 
 @pytest.mark.parametrize(

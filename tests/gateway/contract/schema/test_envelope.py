@@ -123,7 +123,6 @@ def test_refused_in_the_same_words(endpoint: Endpoint, extra: dict[str, Any], pa
     ("endpoint", "document"),
     [
         ("chat", {"model": "auto"}),
-        ("chat", {"messages": CHAT["messages"]}),
         ("chat", {**CHAT, "messages": []}),
         ("chat", {**CHAT, "messages": "Hi"}),
         ("chat", {**CHAT, "messages": None}),

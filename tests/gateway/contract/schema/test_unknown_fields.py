@@ -83,7 +83,7 @@ def test_fields_that_do_nothing_alone_are_named() -> None:
     [
         ({"messages": [{**MESSAGE, "content": []}]}, "messages.0.content: List should have at le"),
         ({"stop": ["x"] * 17}, "stop: List should have at most 16 items"),
-        ({"stop": ""}, "stop: String should have at least 1 character"),
+        ({"stop": "x" * 257}, "stop: String should have at most 256 characters"),
         ({"stop": 3}, "stop: Input should be a valid string"),
     ],
 )

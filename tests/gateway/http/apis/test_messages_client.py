@@ -191,8 +191,8 @@ def test_failures_have_the_shape_that_the_client_knows(
     read_answer(MessagesError, body)
     assert body["error"]["type"] == "not_found_error"
     assert unknown.value.request_id
-    with pytest.raises(anthropic.BadRequestError, match="stop_sequences"):
-        claude.messages.create(**HELLO, stop_sequences=[""])
+    with pytest.raises(anthropic.BadRequestError, match="temperature"):
+        claude.messages.create(**HELLO, extra_body={"temperature": 3})
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         claude.messages.create(**{**HELLO, "messages": [{"role": "user", "content": "x " * 2000}]})
     with pytest.raises(anthropic.NotFoundError):
