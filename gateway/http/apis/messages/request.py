@@ -49,7 +49,9 @@ def chat_fields(request: MessagesRequest, *, has_upstream_tiers: bool) -> dict[s
     fields = chat_prompt_fields(request, has_upstream_tiers=has_upstream_tiers)
     fields["max_tokens"] = request.max_tokens
     if request.stream:
-        fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        # The first event has the prompt's tokens.
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        fields |= {"stream": True, "stream_options": options}
     if request.stop_sequences:
         fields["stop"] = request.stop_sequences
     for name in ("temperature", "top_p", "top_k"):
@@ -60,10 +62,10 @@ def chat_fields(request: MessagesRequest, *, has_upstream_tiers: bool) -> dict[s
         fields["user"] = request.metadata.user_id
     if request.service_tier is not None:
         fields["service_tier"] = _SERVICE_TIERS[request.service_tier]
-    options: dict[str, Any] = {"fit_context": True}
+    ours: dict[str, Any] = {"fit_context": True}
     if request.outrider is not None:
-        options |= request.outrider.model_dump(by_alias=True, exclude_unset=True)
-    fields["outrider"] = options
+        ours |= request.outrider.model_dump(by_alias=True, exclude_unset=True)
+    fields["outrider"] = ours
     return fields
 
 

@@ -114,7 +114,7 @@ class MessageWriter:
         return self._num_blocks - 1
 
     def _begin(self, piece: ChatPiece) -> bytes:
-        """Return the first event; the number of prompt tokens follows at the end of the stream."""
+        """Return the first event, with the prompt's tokens where the model's server tells them."""
         self._has_begun = True
         message = answers.BegunMessage(
             id=_message_id(piece),
@@ -124,7 +124,7 @@ class MessageWriter:
             content=[],
             stop_reason=None,
             stop_sequence=None,
-            usage=_message_usage(piece, None),
+            usage=_message_usage(piece, self._usage),
         )
         return _event(answers.MessageStart("message_start", message)) + PING
 

@@ -66,6 +66,18 @@ def test_whole_answer(server: Server, claude: anthropic.Anthropic) -> None:
     assert message.outrider["tier"] == "small"
 
 
+def test_a_stream_begins_with_the_tokens_of_the_prompt(
+    server: Server, claude: anthropic.Anthropic
+) -> None:
+    server.says("Hello there!", num_cached_tokens=4)
+    first, *_ = claude.messages.create(**HELLO, stream=True)
+    assert first.type == "message_start"
+    (request,) = server.engine.submitted
+    usage = first.message.usage
+    assert usage.cache_read_input_tokens == 4
+    assert usage.input_tokens == len(request.prompt_token_ids) - 4
+
+
 def test_stream(server: Server, claude: anthropic.Anthropic) -> None:
     server.says("Hello there, how are you?", group=2)
     with claude.messages.stream(**HELLO, extra_body={"temperature": 0.0}) as stream:
