@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from outrider.engine.errors import PromptTooLongError, UnsupportedModelError
 from outrider.engine.model.checkpoint_files import end_token_ids, merged_ids
-from outrider.gateway.answering.text.chat_template import TEMPLATE_ERRORS, ChatTemplate, PromptEnd
+from outrider.gateway.answering.text.chat_template import (
+    TEMPLATE_ERRORS,
+    ChatTemplate,
+    Conversation,
+    PromptEnd,
+)
 from outrider.gateway.answering.text.detokenizer import (
     Detokenizer,
     TableDetokenizer,
@@ -303,7 +308,7 @@ class ChatTokenizer:
 
     def _render(
         self,
-        conversation: list[dict[str, Any]],
+        conversation: Conversation,
         variables: dict[str, Any],
         end: PromptEnd,
         work: PromptWork,
@@ -317,7 +322,7 @@ class ChatTokenizer:
             param = f"messages.{len(conversation) - 1}.content"
             check_thinking_ended(conversation[-1]["content"], param, self.reasoning.format)
         try:
-            text = self._template.text(conversation, variables, end)
+            conversation, text = self._template.fitted(conversation, variables, end)
             self._refuse_overlong(text, work)
             token_ids = (
                 tuple(self._template.token_ids(conversation, variables, end))
@@ -335,7 +340,7 @@ class ChatTokenizer:
             opens_thinking = conversation[-1]["content"].strip() in ("", opening)
         return Prompt(token_ids=token_ids, opens_thinking=opens_thinking)
 
-    def _forges(self, conversation: list[dict[str, Any]], variables: dict[str, Any]) -> bool:
+    def _forges(self, conversation: Conversation, variables: dict[str, Any]) -> bool:
         """Return whether a client's text spells a control token, which must stay plain text.
 
         Raises BadRequestError where a field's name does, or a text in disguise: these cannot be

@@ -1,6 +1,7 @@
 """A tokenizer's chat template, rendered and encoded as transformers does it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -90,6 +91,21 @@ class ChatTemplate:
         )
         return _left_open(rendered, final) if end == "final_message" else rendered
 
+    def fitted(
+        self, conversation: Conversation, variables: Mapping[str, Any], end: PromptEnd
+    ) -> tuple[Conversation, str]:
+        """Return the conversation, in strict turns if the template wants them, and its text.
+
+        Raises TEMPLATE_ERRORS, of the conversation as it came: its messages are the client's.
+        """
+        try:
+            return conversation, self.text(conversation, variables, end)
+        except TEMPLATE_ERRORS:
+            for turns in _strict_turns(conversation):
+                with suppress(*TEMPLATE_ERRORS):
+                    return turns, self.text(turns, variables, end)
+            raise
+
     def token_ids(
         self, conversation: Conversation, variables: Mapping[str, Any], end: PromptEnd
     ) -> list[int]:
@@ -109,6 +125,36 @@ class ChatTemplate:
         if not isinstance(found, str):
             raise ValueError("the tokenizer has no chat template, or none that is the default")
         return found
+
+
+def _strict_turns(conversation: Conversation) -> Iterator[Conversation]:
+    """Yield the conversation as templates with strict turns take it, then without system messages.
+
+    Many refuse two messages of a role in a row, which agents send; some refuse the system role,
+    so its text goes in front of the next question.
+    """
+    yield _joined(conversation)
+    users = [
+        {**message, "role": "user"} if message["role"] == "system" else message
+        for message in conversation
+    ]
+    yield _joined(users)
+
+
+def _joined(conversation: Conversation) -> Conversation:
+    """Join the texts of neighbours that have one role and nothing but a text."""
+    turns: list[Mapping[str, Any]] = []
+    for message in conversation:
+        last = turns[-1] if turns else None
+        if last and last["role"] == message["role"] and _is_plain(last) and _is_plain(message):
+            turns[-1] = {**last, "content": f"{last['content']}\n\n{message['content']}"}
+        else:
+            turns.append(message)
+    return turns
+
+
+def _is_plain(message: Mapping[str, Any]) -> bool:
+    return message.keys() == {"role", "content"} and isinstance(message["content"], str)
 
 
 def _completed(message: Mapping[str, Any]) -> Mapping[str, Any]:

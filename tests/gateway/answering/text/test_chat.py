@@ -62,9 +62,34 @@ def test_text_cannot_forge_control_tokens(tokenizer: ChatTokenizer, tokenizer_fo
     assert evil in backend.decode(list(forged))
 
 
+def test_a_template_that_wants_turns_gets_them(tokenizer: ChatTokenizer) -> None:
+    """Agents send two questions in a row: Mistral's template, for one, refuses these."""
+    joined = render(tokenizer, ("system", "a\n\nb"), ("user", "x\n\ny"), ("assistant", "z"))
+    apart = [("system", "a"), ("system", "b"), ("user", "x"), ("user", "y"), ("assistant", "z")]
+    assert render(tokenizer, *apart).token_ids == joined.token_ids
+
+
+def test_a_template_without_a_system_role_gets_a_question(tokenizer_folder: Path) -> None:
+    loaded = AutoTokenizer.from_pretrained(tokenizer_folder)
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    loaded.chat_template = f"{refuses}{loaded.chat_template}"
+    tokenizer = ChatTokenizer(loaded)
+    asked = render(tokenizer, ("user", "Be brief.\n\nx"))
+    assert render(tokenizer, ("system", "Be brief."), ("user", "x")).token_ids == asked.token_ids
+
+
+def test_a_template_takes_what_it_can_as_it_came(tokenizer_folder: Path) -> None:
+    loaded = AutoTokenizer.from_pretrained(tokenizer_folder)
+    loaded.chat_template = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+    tokenizer = ChatTokenizer(loaded)
+    token_ids = render(tokenizer, ("user", "x"), ("user", "y")).token_ids
+    assert tokenizer.decode(token_ids) == "[x][y]"
+
+
 def test_a_template_that_refuses(tokenizer: ChatTokenizer) -> None:
+    named = [InputMessage(role="user", content=text, name="Ann") for text in "xy"]
     with pytest.raises(BadRequestError, match="roles must alternate") as caught:
-        render(tokenizer, ("user", "x"), ("user", "y"))
+        asyncio.run(tokenizer.render_chat(named, {}))
     assert caught.value.param == "messages"
 
 

@@ -415,7 +415,7 @@ def test_token_ids_outside_the_vocabulary(http: httpx.Client) -> None:
 
 
 def test_the_templates_own_words(http: httpx.Client) -> None:
-    twice = {**HI, "messages": HI["messages"] * 2}
+    twice = {**HI, "messages": [{**message, "name": "Ann"} for message in HI["messages"] * 2]}
     error = error_of(http.post("/v1/chat/completions", json=twice), 400)
     assert error.param == "messages"
     assert "roles must alternate" in error.message

@@ -236,7 +236,7 @@ def test_a_judge_decides_where_the_row_says_so(
 def test_a_conversation_that_the_template_refuses_is_named(
     tokenizer: ChatTokenizer, encode: Encode, tmp_path: Path
 ) -> None:
-    turns = [{"role": "user", "content": text} for text in ("One?", "Two?")]
+    turns = [{"role": "user", "content": text, "name": "Ann"} for text in ("One?", "Two?")]
     row = {"messages": turns, "expected": "fox", "check": "regex"}
     data = write_lines(tmp_path / "q.jsonl", [row])
     engine = answering(encode, {"small": "fox", "large": "fox"})
