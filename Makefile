@@ -13,7 +13,7 @@ export PYTHON
 # Tests and demos start hundreds of processes: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-hybrid demo-fleet serve test test-all test-verify test-long check docs bench bench-lab gpu-check
+.PHONY: help demo demo-hybrid demo-fleet serve test test-all test-verify test-long test-clients check docs bench bench-lab gpu-check
 .PHONY: clean distclean dist wheels images
 
 help: ## list the targets
@@ -47,6 +47,9 @@ test-verify: $(VENV)/.installed-dev ## ask each answer of the engine's tests aga
 
 test-long: $(VENV)/.installed-dev ## run the soak tests and the large counts (hours)
 	@$(PY) -m pytest -m "long$(NO_GPU)" --timeout=3600 $(ARGS)
+
+test-clients: $(VENV)/.installed-dev ## install agents and SDKs from npm and PyPI, and let each ask a gateway
+	@$(PY) -m pytest -m long --timeout=1200 tests/gateway/clients $(ARGS)
 
 check: $(VENV)/.installed-dev ## formatting, lint, types, import rules
 	@$(VENV)/bin/ruff format --check .
