@@ -2,9 +2,14 @@
 
 import contextlib
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from outrider.verifier.params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 _SMALL_FILES: Final = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
@@ -14,6 +19,7 @@ _SMALL_FILES: Final = (
 _TEXT_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model")
 ALL_FILES: Final = (*_TEXT_FILES, "*.safetensors")
 """Patterns of what is read of a checkpoint on the hub, without weights and with them."""
+_SAMPLING_FIELDS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -88,6 +94,28 @@ def end_token_ids(path_or_id: str | Path) -> tuple[int, ...]:
     config = read_object(folder / "config.json") or {}
     generation = read_object(folder / "generation_config.json") or {}
     return merged_ids(_own_ids(config), _own_ids(generation))
+
+
+def sampling_defaults(path_or_id: str | Path) -> dict[str, float]:
+    """Return the sampling parameters that generation_config.json sets, by our names.
+
+    Those that are no numbers, or out of bounds, are left out with a warning.
+    """
+    with contextlib.suppress(OSError):
+        path_or_id = small_files(path_or_id)
+    given = read_object(Path(path_or_id).expanduser() / "generation_config.json") or {}
+    found = {}
+    for name in _SAMPLING_FIELDS:
+        value = given.get(name)
+        if value is None:
+            continue
+        try:
+            SamplingParams(max_tokens=1, **{name: value})
+        except (TypeError, ValueError) as error:
+            logger.warning("generation_config.json is ignored field=%s reason=%s", name, error)
+        else:
+            found[name] = value
+    return found
 
 
 def _own_ids(options: Mapping[str, Any]) -> tuple[int, ...]:

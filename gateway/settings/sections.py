@@ -156,6 +156,10 @@ class ModelSettings(Section):
     chat_template: str = ""
     """File with a chat template (Jinja) to use in place of the checkpoints' own: for both tiers, or
     large=FILE, small=FILE for each."""
+    generation_config: Literal["checkpoint", "none"] = "checkpoint"
+    """Sampling parameters of requests that set none: those of the checkpoint's
+    generation_config.json, or of a GGUF file (temperature, top_p, top_k, min_p,
+    repetition_penalty); of two models the large one's, for both tiers. none: the API's own."""
     tool_format: Literal["auto", ToolFormatName] = "auto"
     """Format of the models' tool calls; auto: taken from their chat templates."""
 

@@ -22,7 +22,7 @@ from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.engines.backends.spawning import EngineProcess
 from outrider.gateway.engines.backends.step_loop import LoadingCallback, no_progress
 from outrider.gateway.settings.tree import Settings
-from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
+from outrider.gateway.wiring.chat_tokenizers import checkpoint_defaults, load_chat_tokenizer
 from outrider.gateway.wiring.checkpoints import named_models
 from outrider.gateway.wiring.drafter import allowed_difference, measure_budget
 from outrider.gateway.wiring.engine import (
@@ -152,6 +152,7 @@ def build_parts(
         engine=engine,
         siblings=siblings,
         tokenizers=tokenizers,
+        sampling_defaults=checkpoint_defaults(settings, models),
         router=router,
         routing=routing,
         upstream=upstream,

@@ -1,7 +1,9 @@
-"""Each tier's tokenizer and chat template: the checkpoint's own, or the one that settings name."""
+"""Each tier's tokenizer and chat template, and the checkpoint's own sampling parameters."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from outrider.engine.model.checkpoint_files import sampling_defaults
 from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.verifier.params import Tier
 
@@ -20,6 +22,16 @@ def load_chat_tokenizer(settings: Settings, tier: Tier, path: str) -> "ChatToken
     return ChatTokenizer.load(
         path, None if wanted == "auto" else wanted, template=chat_template(settings, tier)
     )
+
+
+def checkpoint_defaults(settings: Settings, models: Mapping[Tier, str]) -> dict[str, float]:
+    """Return the sampling parameters of requests that set none: those of the large model, if any.
+
+    One set for both tiers, so that an escalated answer is the one of the large model alone.
+    """
+    if settings.models.generation_config == "none" or not models:
+        return {}
+    return sampling_defaults(models.get("large") or models["small"])
 
 
 def chat_template(settings: Settings, tier: Tier) -> str | None:

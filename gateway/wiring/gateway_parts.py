@@ -51,6 +51,8 @@ class GatewayParts:
     tokenizers: Mapping[Tier, ChatTokenizer]
     router: RoutePolicy
     limits: GatewayLimits = field(default_factory=GatewayLimits)
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """Values of a request's sampling fields where it sets none, by field."""
     routing: RoutingParts = field(default_factory=RoutingParts)
     upstream: UpstreamParts = field(default_factory=UpstreamParts)
     metrics: GatewayMetrics = field(default_factory=GatewayMetrics)

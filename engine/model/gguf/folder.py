@@ -19,14 +19,23 @@ from outrider.engine.model.gguf.header import GgufHeader, read_header
 
 LINK: Final = "model.gguf"
 _SUFFIX: Final = ".gguf"
-_VERSION: Final = "1"  # raised whenever a folder would get other contents
+_VERSION: Final = "2"  # raised whenever a folder would get other contents
+_GENERATION: Final = "generation_config.json"
 _BESIDE: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
-    "generation_config.json",
+    _GENERATION,
 )
+_SAMPLING: Final = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+"""Keys of a file's header, as llama.cpp writes them."""
 
 
 def find_gguf(path_or_id: str) -> Path | None:
@@ -90,8 +99,19 @@ def _add_texts(
     for name in _BESIDE:
         if (beside := header.path.with_name(name)).is_file():
             shutil.copy(beside, draft / name)
+    if not (draft / _GENERATION).is_file() and (sampling := _sampling(header)):
+        (draft / _GENERATION).write_text(json.dumps(sampling, indent=1))
     if not (draft / "tokenizer.json").is_file():
         add_tokenizer(header, draft)
+
+
+def _sampling(header: GgufHeader) -> dict[str, object]:
+    """Return the sampling parameters that a file recommends, by transformers' names."""
+    return {
+        name: header.fields[key]
+        for key, name in _SAMPLING.items()
+        if header.fields.get(key) is not None
+    }
 
 
 def _key(file: Path) -> str:

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from outrider.gateway.answering.jobs.prompts import (
 from outrider.gateway.answering.jobs.route_report import describe_route
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.jobs.tier_choice import CandidateTiers, TierChoice, TierChooser
+from outrider.gateway.answering.reading.arms import with_defaults
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.reading.local_models import LocalModels
 from outrider.gateway.answering.reading.parsed_request import ApiRequest, RequestContext, permitted
@@ -60,7 +61,10 @@ class BuiltJob:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class JobBuilder:
-    """Turns requests into jobs. `prompt_slots`: threads for long prompts."""
+    """Turns requests into jobs. `prompt_slots`: threads for long prompts.
+
+    `sampling_defaults`: values of sampling fields, by name, for requests that set none.
+    """
 
     models: LocalModels
     tokenizers: Mapping[Tier, ChatTokenizer]
@@ -71,6 +75,7 @@ class JobBuilder:
     metrics: GatewayMetrics
     clock: Callable[[], float]
     prompt_slots: PromptSlots
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
     def prompt_work(self, tenant: str) -> PromptWork:
         """Return the way to build a tenant's prompts."""
@@ -125,6 +130,7 @@ class JobBuilder:
         self, request: ApiRequest, context: RequestContext, strong: StrongTier | None
     ) -> BuiltJob:
         """Choose a tier and make its job."""
+        request = with_defaults(request, self.sampling_defaults)
         prompts = self._prompts(request, context.principal)
         await self.models.until_known()
         named = await self.models.tiers_named(request.model, context.principal.scopes)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.checkpoint_files import sampling_defaults
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.model.fingerprint import checkpoint_fingerprint
 from outrider.engine.model.gguf.folder import find_gguf, gguf_folder
@@ -309,6 +310,21 @@ def test_settings_that_are_not_read_are_told(
     )
     with pytest.raises(UnsupportedModelError, match=rf"odd\.gguf: .*{reason}"):
         folder_of(file)
+
+
+def test_a_files_sampling_parameters_are_its_folders(tmp_path: Path) -> None:
+    hf_model = make_hf_model("qwen2")
+    hf_model.save_pretrained(tmp_path / "plain")
+    file = tmp_path / "own.gguf"
+    write_gguf(
+        file,
+        {key: value.detach() for key, value in hf_model.state_dict().items()},
+        read_model_config(tmp_path / "plain"),
+        family="qwen2",
+        kind=Kind.F32,
+        fields={"general.sampling.temp": 0.5, "general.sampling.top_k": 20},
+    )
+    assert sampling_defaults(folder_of(file)) == {"temperature": 0.5, "top_k": 20}
 
 
 def test_another_family_and_missing_tensors_are_named(tmp_path: Path) -> None:
