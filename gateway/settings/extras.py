@@ -1,7 +1,9 @@
-"""Optional packages: which extra brings them, and what is said where they are missing."""
+"""Installed packages: our own version, which extra brings what, and what is said without it."""
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Final
 
@@ -20,6 +22,15 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 """The modules of each extra that are imported."""
+
+
+@cache
+def own_version() -> str:
+    """Return the installed release of this package; "unknown" where it runs from its folder."""
+    try:
+        return version("outrider")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 class MissingExtraError(SettingsError):

@@ -243,6 +243,7 @@ def build_tokenizing(parts: GatewayParts, jobs: JobBuilder, chains: ChainBook) -
         tokenizers=parts.tokenizers,
         chains=chains,
         messages_api=MessagesApi(has_upstream_tiers=False, ignores_unknown=ignores_unknown),
+        responses_api=ResponsesApi(has_upstream_tiers=False, ignores_unknown=ignores_unknown),
         ignores_unknown=ignores_unknown,
     )
 

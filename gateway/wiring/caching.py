@@ -2,11 +2,11 @@
 
 import hashlib
 import time
-from importlib.metadata import PackageNotFoundError, version
 
 from outrider.gateway.answering.caching.answers import CacheRules
 from outrider.gateway.answering.caching.entry import CacheStore
 from outrider.gateway.answering.caching.memory_store import MemoryStore
+from outrider.gateway.settings.extras import own_version
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.gateway_parts import CacheParts
 
@@ -52,11 +52,4 @@ def _store(settings: Settings) -> CacheStore | None:
 def _digest(settings: Settings) -> bytes:
     """Return bytes that change with the settings that may shape an answer, and our version."""
     shaping = settings.model_dump_json(include=set(_SHAPING))
-    return hashlib.blake2b(f"{_version()}{shaping}".encode(), digest_size=32).digest()
-
-
-def _version() -> str:
-    try:
-        return version("outrider")
-    except PackageNotFoundError:  # run from its folder
-        return ""
+    return hashlib.blake2b(f"{own_version()}{shaping}".encode(), digest_size=32).digest()

@@ -97,6 +97,9 @@ def _whole(value: object) -> object:
 # After the bounds in an Annotated, or pydantic leaves them out of the JSON schema.
 WHOLE = BeforeValidator(_whole)
 Label = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]
+OptionalModelName = Annotated[
+    str | None, Field(min_length=1, max_length=MAX_LABEL_CHARS, description="Absent: auto.")
+]
 PositiveCount = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]

@@ -1,5 +1,6 @@
 """GET /v1/models: the names that `model` accepts, and what answers to them."""
 
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from outrider.gateway.contract.schema.kinds import ModelCapability, ServerKind
@@ -83,3 +84,27 @@ class ModelList(ResponseModel):
 
     object: Literal["list"]
     data: list[ModelCard]
+
+
+class NamedModel(ResponseModel):
+    """A name that `model` accepts, in the words of Anthropic's API."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: Annotated[str, says("RFC 3339.")]
+
+
+class NamedModels(ResponseModel):
+    """The same of all names, on one page."""
+
+    data: list[NamedModel]
+    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None
+
+
+def named_model(card: ModelCard) -> NamedModel:
+    """Return a card in the words of Anthropic's API."""
+    created_at = datetime.fromtimestamp(card.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return NamedModel(type="model", id=card.id, display_name=card.id, created_at=created_at)

@@ -16,15 +16,22 @@ from outrider.gateway.contract.answers.responder import HandOffKind
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.errors import ErrorEvent, ErrorResponse
-from outrider.gateway.contract.schema.model_cards import ModelCard, ModelList
+from outrider.gateway.contract.schema.model_cards import (
+    ModelCard,
+    ModelList,
+    NamedModel,
+    NamedModels,
+)
 from outrider.gateway.contract.schema.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
     Health,
     Readiness,
+    ServerLoad,
     UpstreamChunk,
     UpstreamCompletion,
+    Version,
 )
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.contract.schema.structs import REF, schemas_of
@@ -41,8 +48,12 @@ _MODELS: Final[tuple[type, ...]] = (
     Health,
     ModelCard,
     ModelList,
+    NamedModel,
+    NamedModels,
     Readiness,
     RouteReport,
+    ServerLoad,
+    Version,
 )
 _FAILURES: Final[Mapping[int, str]] = {
     400: "The request is malformed or not supported; `param` names the field.",
@@ -114,6 +125,13 @@ _TRACE_HEADER: Final = {
 }
 
 
+_ANTHROPIC_HEADER: Final = {
+    "name": "anthropic-version",
+    "in": "header",
+    "required": False,
+    "description": "Any: the answer has the words of Anthropic's API.",
+    "schema": {"type": "string"},
+}
 _IDEMPOTENCY_HEADER: Final = {
     "name": "idempotency-key",
     "in": "header",
@@ -128,12 +146,13 @@ _OTHER_REQUESTS: Final = frozenset(
     {
         "MessagesRequest",
         "CountTokensRequest",
+        "InputTokensRequest",
         "TokenizePrompt",
         "TokenizeMessages",
         "DetokenizeRequest",
     }
 )
-_FREE: Final = frozenset({"/health", "/ready"})
+_FREE: Final = frozenset({"/health", "/ready", "/ping"})
 _SECURITY: Final = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key of the gateway."},
     "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -175,6 +194,15 @@ def operation(answer: type, description: str, *statuses: int, operation_id: str)
         "operationId": operation_id,
         "responses": failures(*statuses) | {"200": success(answer, description)},
     }
+
+
+def models_operation(
+    answer: type, anthropic: type, description: str, operation_id: str, *statuses: int
+) -> dict[str, Any]:
+    """A GET about models, which answers in Anthropic's words where a header asks for them."""
+    described = operation(answer, description, *statuses, 503, operation_id=operation_id)
+    described["responses"]["200"]["content"] = json_content(answer, anthropic)
+    return {**described, "parameters": [_ANTHROPIC_HEADER]}
 
 
 def generation_operation(

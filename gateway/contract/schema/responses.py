@@ -335,6 +335,18 @@ class Health(ResponseModel):
     status: Literal["ok"]
 
 
+class Version(ResponseModel):
+    """Release of the gateway."""
+
+    version: str
+
+
+class ServerLoad(ResponseModel):
+    """Load, as vLLM reports it."""
+
+    server_load: Annotated[int, says("Requests that wait or are being answered.")]
+
+
 class ReplicaCount(ResponseModel):
     """Processes or engine replicas."""
 

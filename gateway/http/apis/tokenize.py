@@ -1,4 +1,4 @@
-"""Endpoints that need only a tokenizer: /v1/tokenize, /v1/detokenize, /v1/messages/count_tokens."""
+"""Endpoints that need only a tokenizer: /v1/tokenize, /v1/detokenize, and the counts of prompts."""
 
 import asyncio
 import sys
@@ -27,9 +27,11 @@ from outrider.gateway.contract.schema.parsing import parse
 from outrider.gateway.contract.schema.structs import json_response
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.reading import read_body
+from outrider.gateway.http.apis.responses.api import ResponsesApi
 from outrider.gateway.http.apis.tokenize_schema import (
     Detokenized,
     DetokenizeRequest,
+    InputTokens,
     TokenCount,
     Tokenized,
     TokenizeMessages,
@@ -65,6 +67,7 @@ class Tokenizing:
     tokenizers: Mapping[Tier, ChatTokenizer]
     chains: ChainBook
     messages_api: MessagesApi
+    responses_api: ResponsesApi
     ignores_unknown: bool = False
 
     async def tokenize(self, body: bytes, principal: Principal) -> Response:
@@ -110,14 +113,23 @@ class Tokenizing:
 
     async def count_tokens(self, body: bytes, principal: Principal) -> Response:
         """The tokens of a prompt of the Messages API. Raises GatewayError or EngineError."""
-        chat_body = await self.messages_api.read_prompt(body)
-        await yield_if_long(body)
+        count = await self._count(await self.messages_api.read_prompt(body), principal)
+        return json_response(TokenCount(input_tokens=count))
+
+    async def count_input(self, body: bytes, principal: Principal) -> Response:
+        """The tokens of a prompt of the Responses API. Raises GatewayError or EngineError."""
+        count = await self._count(await self.responses_api.read_prompt(body), principal)
+        return json_response(InputTokens(object="response.input_tokens", input_tokens=count))
+
+    async def _count(self, chat_body: bytes, principal: Principal) -> int:
+        """Return the length of a chat's prompt."""
+        await yield_if_long(chat_body)
         document = msgspec.json.decode(chat_body)
         info = await self._info(document["model"], principal)
         chat = self._chat(document)
         work = self.jobs.prompt_work(principal.tenant)
         prompt = await chat_prompt(chat, self._tokenizer(info), work=work)
-        return json_response(TokenCount(input_tokens=len(prompt.token_ids)))
+        return len(prompt.token_ids)
 
     async def _info(self, model: str | None, principal: Principal) -> TierInfo:
         """Return the tier whose tokenizer applies. Raises GatewayError or EngineError."""

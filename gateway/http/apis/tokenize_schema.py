@@ -1,16 +1,16 @@
 """POST /v1/tokenize and /v1/detokenize: vLLM's fields, requests and answers."""
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from outrider.gateway.contract.schema.chat import Message
 from outrider.gateway.contract.schema.common import (
-    MAX_LABEL_CHARS,
     ListOf,
     NotBuilt,
     Off,
+    OptionalModelName,
     RequestModel,
     TokenId,
 )
@@ -21,10 +21,6 @@ from outrider.verifier.params import Tier
 
 MAX_TOKENIZED_CHARS = 2**20
 MAX_DETOKENIZED_TOKENS = 2**20
-
-OptionalModelName = Annotated[
-    str | None, Field(min_length=1, max_length=MAX_LABEL_CHARS, description="Absent: auto.")
-]
 
 
 class TokenizeFields(RequestModel):
@@ -95,6 +91,13 @@ class Detokenized(ResponseModel):
 class TokenCount(ResponseModel):
     """The tokens of a prompt, as /v1/messages reads it."""
 
+    input_tokens: int
+
+
+class InputTokens(ResponseModel):
+    """The tokens of a prompt, as /v1/responses reads it."""
+
+    object: Literal["response.input_tokens"]
     input_tokens: int
 
 

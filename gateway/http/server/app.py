@@ -14,9 +14,15 @@ from outrider.gateway.contract.errors.http import handle_exception
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.completions import CompletionRequest
-from outrider.gateway.contract.schema.model_cards import ModelCard, ModelList
+from outrider.gateway.contract.schema.model_cards import (
+    ModelCard,
+    ModelList,
+    NamedModel,
+    NamedModels,
+)
 from outrider.gateway.contract.schema.openapi import (
     generation_operation,
+    models_operation,
     operation,
     passed_operation,
     question_operation,
@@ -27,6 +33,8 @@ from outrider.gateway.contract.schema.responses import (
     Completion,
     Health,
     Readiness,
+    ServerLoad,
+    Version,
 )
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.engines.adapters.admin import AdapterApi
@@ -37,7 +45,10 @@ from outrider.gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBA
 from outrider.gateway.http.apis.messages.answers import MESSAGES_MODELS
 from outrider.gateway.http.apis.messages.openapi import count_tokens_operation, messages_operation
 from outrider.gateway.http.apis.responses.answers import RESPONSES_MODELS
-from outrider.gateway.http.apis.responses.openapi import responses_operation
+from outrider.gateway.http.apis.responses.openapi import (
+    count_input_operation,
+    responses_operation,
+)
 from outrider.gateway.http.apis.tokenize_api import detokenize_operation, tokenize_operation
 from outrider.gateway.http.apis.tokenize_schema import TOKENIZE_MODELS
 from outrider.gateway.http.dashboard.api import DashboardApi
@@ -59,6 +70,7 @@ from outrider.gateway.http.server.openapi_document import OpenApiEndpoint
 from outrider.gateway.http.server.pages import DASHBOARD_PATH, PLAYGROUND_PATHS, Pages
 from outrider.gateway.http.server.pass_through_endpoints import PassThroughEndpoints
 from outrider.gateway.http.server.status import StatusEndpoints
+from outrider.gateway.settings.extras import own_version
 from outrider.gateway.tenancy.keys.admin import AdminApi
 from outrider.gateway.tenancy.keys.admin_handlers import AdminHandlers
 from outrider.gateway.tenancy.keys.keys import Principal
@@ -69,6 +81,7 @@ _COMPLETIONS: Final = "/v1/completions"
 _RESPONSES: Final = "/v1/responses"
 _MESSAGES: Final = "/v1/messages"
 _COUNT_TOKENS: Final = "/v1/messages/count_tokens"
+_COUNT_INPUT: Final = "/v1/responses/input_tokens"
 _TOKENIZE: Final = "/v1/tokenize"
 _DETOKENIZE: Final = "/v1/detokenize"
 _METRICS: Final = "/metrics"
@@ -112,7 +125,7 @@ def create_app(routes: Routes) -> AuthDispatcher:
     """Build the application. Its engine need not be started: the app's lifespan does that."""
     app = FastAPI(
         title="Outrider",
-        version="0.1.0",
+        version=own_version(),
         description="The OpenAI API over a small and a large model that work together.",
         lifespan=routes.lifespan.run,
         openapi_url=None,
@@ -124,6 +137,7 @@ def create_app(routes: Routes) -> AuthDispatcher:
     for kind in (GatewayError, EngineError, HTTPException):
         app.add_exception_handler(kind, handle_exception)
     answers = routes.answers
+    responses_problem = answers.responses_api.problem_body
     messages_problem = answers.messages_api.problem_body
     return AuthDispatcher(
         app,
@@ -133,11 +147,13 @@ def create_app(routes: Routes) -> AuthDispatcher:
             _RESPONSES: answers.responses,
             _MESSAGES: answers.messages,
             _COUNT_TOKENS: answers.count_tokens,
+            _COUNT_INPUT: answers.count_input,
         },
         authenticate=routes.authenticate,
         foreign_pages=routes.foreign_pages,
         problem_bodies={
-            _RESPONSES: answers.responses_api.problem_body,
+            _RESPONSES: responses_problem,
+            _COUNT_INPUT: responses_problem,
             _MESSAGES: messages_problem,
             _COUNT_TOKENS: messages_problem,
         },
@@ -158,6 +174,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     app.post(_RESPONSES, openapi_extra=responses_operation())(answers.responses)
     app.post(_MESSAGES, openapi_extra=messages_operation())(answers.messages)
     app.post(_COUNT_TOKENS, openapi_extra=count_tokens_operation())(answers.count_tokens)
+    app.post(_COUNT_INPUT, openapi_extra=count_input_operation())(answers.count_input)
     app.post(_TOKENIZE, openapi_extra=tokenize_operation())(answers.tokenize)
     app.post(_DETOKENIZE, openapi_extra=detokenize_operation())(answers.detokenize)
     for passed in PASSED_ROUTES:
@@ -186,20 +203,27 @@ def _add_status_routes(app: FastAPI, routes: Routes) -> None:
     get, status, pages = app.get, routes.status, routes.pages
     get(
         "/v1/models",
-        openapi_extra=operation(ModelList, "All names.", 503, operation_id="listModels"),
+        openapi_extra=models_operation(ModelList, NamedModels, "All names.", "listModels"),
     )(status.models)
     get(
         "/v1/models/{model_id:path}",
-        openapi_extra=operation(ModelCard, "One name.", 404, 503, operation_id="getModel"),
+        openapi_extra=models_operation(ModelCard, NamedModel, "One name.", "getModel", 404),
     )(status.model)
     get("/health", openapi_extra=operation(Health, "Alive.", operation_id="health"))(status.health)
     get(
         "/ready",
         openapi_extra=operation(Readiness, "Ready.", 503, operation_id="ready"),
     )(status.ready)
+    ping = operation(Readiness, "Ready, in SageMaker's words.", 503, operation_id="ping")
+    get("/ping", openapi_extra=ping)(status.ready)
+    app.post("/ping", openapi_extra={**ping, "operationId": "postPing"})(status.ready)
+    version = operation(Version, "The gateway's release.", operation_id="version")
+    get("/version", openapi_extra=version)(status.version)
+    load = operation(ServerLoad, "Requests under way.", operation_id="load")
+    get("/load", openapi_extra=load)(status.load)
     get(_METRICS, include_in_schema=False)(status.expose_metrics)
     for path in PLAYGROUND_PATHS:
-        get(path, include_in_schema=False)(pages.playground)
+        app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)(pages.playground)
     get(DASHBOARD_PATH, include_in_schema=False)(pages.dashboard)
     figures = operation(Dashboard, "Figures of the dashboard.", operation_id="getDashboard")
     get("/v1/dashboard", openapi_extra=figures)(_with_principal(routes.dashboard.dashboard))

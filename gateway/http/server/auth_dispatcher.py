@@ -28,7 +28,7 @@ ProblemPage = Callable[[Problem], Response]
 
 _ID: Final = b"x-request-id"
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-FREE_PATHS: Final = frozenset({"/health", "/ready"})
+FREE_PATHS: Final = frozenset({"/health", "/ready", "/ping"})
 """Paths for load balancers, which have no keys."""
 
 

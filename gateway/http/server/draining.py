@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outrider.gateway.contract.errors.http import problem_of
 from outrider.gateway.contract.errors.tree import DrainingError
 
-_READY: Final = "/ready"
+_READINESS: Final = ("/ready", "/ping")
 
 
 @dataclass(slots=True)
@@ -29,9 +29,9 @@ def watch_draining(draining: Draining, registry: CollectorRegistry) -> None:
 class DrainGate:
     """Wraps the whole application, and does nothing until the draining has begun.
 
-    From then on /ready fails, and every answer asks its client to reconnect, which will reach
-    another gateway. All else is answered as before: the port stays open for clients that have not
-    noticed yet.
+    From then on /ready and /ping fail, and every answer asks its client to reconnect, which will
+    reach another gateway. All else is answered as before: the port stays open for clients that have
+    not noticed yet.
     """
 
     def __init__(self, app: ASGIApp, draining: Draining) -> None:
@@ -49,7 +49,7 @@ class DrainGate:
                 MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
-        if scope["path"] == _READY and scope["method"] in ("GET", "HEAD"):
+        if scope["path"] in _READINESS:
             await problem_of(DrainingError()).response()(scope, receive, send_and_close)
         else:
             await self._app(scope, receive, send_and_close)

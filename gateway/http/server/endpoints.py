@@ -301,6 +301,10 @@ class AnswerEndpoints:
         """Count the tokens of a request in the format of the Messages API."""
         return await self.intake.counted(request, self.tokenizing.count_tokens)
 
+    async def count_input(self, request: Request) -> Response:
+        """Count the tokens of a request in the format of the Responses API."""
+        return await self.intake.counted(request, self.tokenizing.count_input)
+
 
 def _owner_of(request: Request) -> str:
     """Name the owner of a body's bytes: the key, or the address where there is no key."""

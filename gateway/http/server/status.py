@@ -19,15 +19,27 @@ from outrider.gateway.answering.reading.parsed_request import check_model, tier_
 from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
 from outrider.gateway.contract.schema.kinds import AUTO
-from outrider.gateway.contract.schema.model_cards import ModelCard, ModelList
+from outrider.gateway.contract.schema.model_cards import (
+    ModelCard,
+    ModelList,
+    NamedModels,
+    named_model,
+)
 from outrider.gateway.contract.schema.openapi import LoadedLimits
-from outrider.gateway.contract.schema.responses import Health, Readiness, ReplicaCount
+from outrider.gateway.contract.schema.responses import (
+    Health,
+    Readiness,
+    ReplicaCount,
+    ServerLoad,
+    Version,
+)
 from outrider.gateway.contract.schema.structs import json_response
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.http.apis.prices import card_of
 from outrider.gateway.http.server.auth_dispatcher import principal_of
 from outrider.gateway.http.server.veil import veil_for, veiled_card
+from outrider.gateway.settings.extras import own_version
 from outrider.gateway.tenancy.keys.keys import Principal, Scopes
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics, engine_families
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
@@ -37,6 +49,16 @@ from outrider.gateway.workers.siblings import Siblings
 logger = logging.getLogger(__name__)
 
 _STATS_TIMEOUT_S: Final = 2.0
+_ANTHROPIC: Final = "anthropic-version"
+"""The header by which clients of Anthropic's API are known."""
+_LOAD: Final = frozenset(
+    {
+        "outrider_num_requests_running",
+        "outrider_num_requests_waiting",
+        "outrider_upstream_in_flight",
+    }
+)
+"""The gauges of requests under way, here and at upstream servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +81,11 @@ class StatusEndpoints:
         principal = principal_of(request)
         shown = (_usable(principal.scopes, model) for model in names.all_listed())
         cards = [self._card(model, principal) for model in shown if model is not None]
-        return json_response(ModelList(object="list", data=cards))
+        if _ANTHROPIC not in request.headers:
+            return json_response(ModelList(object="list", data=cards))
+        named = [named_model(card) for card in cards]
+        first, last = (named[0].id, named[-1].id) if named else (None, None)
+        return json_response(NamedModels(named, False, first, last))
 
     async def model(self, model_id: str, request: Request) -> Response:
         """Describe one of the names that `model` accepts."""
@@ -69,7 +95,8 @@ class StatusEndpoints:
         model = _usable(principal.scopes, names.listed(model_id, principal.scopes))
         if model is None:
             raise tier_not_allowed(model_id)
-        return json_response(self._card(model, principal))
+        card = self._card(model, principal)
+        return json_response(named_model(card) if _ANTHROPIC in request.headers else card)
 
     def _card(self, model: ListedModel, principal: Principal) -> ModelCard:
         """Return a card with prices, and the tiers that its model reveals to the key."""
@@ -104,11 +131,26 @@ class StatusEndpoints:
             replicas = ReplicaCount(up=sum(state.is_up for state in states), of=len(states))
         return json_response(Readiness(ready=True, workers=workers, replicas=replicas))
 
-    async def expose_metrics(self, request: Request) -> Response:
-        """Return Prometheus text, for keys with the metrics scope where keys are required."""
+    async def version(self) -> Response:
+        """Return the version of this gateway."""
+        return json_response(Version(version=own_version()))
+
+    async def load(self, request: Request) -> Response:
+        """Return how many requests are under way, to those who may read the metrics."""
+        self._require_metrics(request)
+        families = await self.families()
+        samples = [each for family in families if family.name in _LOAD for each in family.samples]
+        return json_response(ServerLoad(server_load=int(sum(each.value for each in samples))))
+
+    def _require_metrics(self, request: Request) -> None:
+        """Raise PermissionDeniedError for a key without the scope, where keys are required."""
         keys = self.tenancy.keys
         if not keys.has_open_metrics:
             keys.authenticator.require_metrics(principal_of(request))
+
+    async def expose_metrics(self, request: Request) -> Response:
+        """Return Prometheus text, for keys with the metrics scope where keys are required."""
+        self._require_metrics(request)
         return Response(exposition(await self.families()), media_type=CONTENT_TYPE_LATEST)
 
     async def families(self) -> Families:

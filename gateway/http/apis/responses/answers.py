@@ -19,10 +19,12 @@ from outrider.gateway.contract.schema.structs import ResponseModel, says
 from outrider.gateway.contract.schema.structured import JsonObjectFormat, TextFormat
 from outrider.gateway.http.apis.responses.fields import ItemStatus
 from outrider.gateway.http.apis.responses.request import (
+    InputTokensRequest,
     ResponsesRequest,
     ResponseToolChoice,
     SchemaFormat,
 )
+from outrider.gateway.http.apis.tokenize_schema import InputTokens
 
 
 class SummaryPart(ResponseModel):
@@ -363,6 +365,8 @@ class ResponseEvent(
 
 RESPONSES_MODELS: Final[tuple[type, ...]] = (
     ResponsesRequest,
+    InputTokensRequest,
+    InputTokens,
     ResponseObject,
     ResponseEvent,
 )

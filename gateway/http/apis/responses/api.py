@@ -2,8 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -15,8 +15,8 @@ from outrider.gateway.http.apis.foreign import refuse_foreign
 from outrider.gateway.http.apis.reading import read_body
 from outrider.gateway.http.apis.responses.items import foreign_items
 from outrider.gateway.http.apis.responses.paths import in_own_words
-from outrider.gateway.http.apis.responses.request import ResponsesRequest
-from outrider.gateway.http.apis.responses.tools import left_out, offered_tools
+from outrider.gateway.http.apis.responses.request import InputTokensRequest, ResponsesRequest
+from outrider.gateway.http.apis.responses.tools import OfferedTool, left_out, offered_tools
 from outrider.gateway.http.apis.responses.translate import chat_document, repeated_fields
 from outrider.gateway.http.apis.responses.writer import ResponseWriter
 
@@ -59,9 +59,7 @@ class ResponsesApi:
             await yield_if_long(body)
         given = document.get("tools") or []
         foreign = left_out(given) | foreign_items(request.input)
-        if foreign and not self._ignores_unknown:
-            refuse_foreign(foreign)
-        tools = offered_tools(given)
+        tools = self._offered(given, foreign)
         writer = ResponseWriter(
             repeated_fields(request, document),
             tools={tool.function["name"]: tool for tool in tools},
@@ -74,6 +72,25 @@ class ResponsesApi:
             writer=writer,
             ignored=(*read.ignored, *request.unused_fields, *foreign),
         )
+
+    async def read_prompt(self, body: bytes) -> bytes:
+        """A request to count tokens as a chat completion's request. Raises BadRequestError."""
+        read = await read_body(InputTokensRequest, body, ignores_unknown=self._ignores_unknown)
+        request = read.request
+        given = read.document.get("tools") or []
+        tools = self._offered(given, left_out(given) | foreign_items(request.input or ""))
+        return _encode(chat_document(request, read.document, tools))
+
+    def _offered(
+        self, given: Sequence[dict[str, Any]], foreign: Mapping[str, str]
+    ) -> list[OfferedTool]:
+        """Return the tools that a model may call.
+
+        Raises BadRequestError where nothing may be left out, and something would be.
+        """
+        if foreign and not self._ignores_unknown:
+            refuse_foreign(foreign)
+        return offered_tools(given)
 
     def problem_body(self, problem: Problem) -> bytes:
         """OpenAI's error object, with the fields of this API."""

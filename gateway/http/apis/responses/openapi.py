@@ -1,10 +1,11 @@
-"""POST /v1/responses in the OpenAPI document."""
+"""The endpoints of the Responses API in the OpenAPI document."""
 
 from typing import Any
 
-from outrider.gateway.contract.schema.openapi import generation_operation
+from outrider.gateway.contract.schema.openapi import generation_operation, question_operation
 from outrider.gateway.http.apis.responses.answers import ResponseEvent, ResponseObject
-from outrider.gateway.http.apis.responses.request import ResponsesRequest
+from outrider.gateway.http.apis.responses.request import InputTokensRequest, ResponsesRequest
+from outrider.gateway.http.apis.tokenize_schema import InputTokens
 
 
 def responses_operation() -> dict[str, Any]:
@@ -26,3 +27,10 @@ def responses_operation() -> dict[str, Any]:
         "required": ["event", "data"],
     }
     return operation
+
+
+def count_input_operation() -> dict[str, Any]:
+    """A POST that says how long an input is."""
+    return question_operation(
+        (InputTokensRequest,), InputTokens, "How many tokens the prompt has.", "countInputTokens"
+    )

@@ -22,6 +22,7 @@ from outrider.gateway.contract.schema.common import (
     LogitBias,
     ModelName,
     Off,
+    OptionalModelName,
     OutriderOptions,
     Penalty,
     PositiveCount,
@@ -282,11 +283,12 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: Ignored = None
 
 
-class ResponsesRequest(RequestModel):
-    """A request for a response."""
+Input = str | Annotated[ListOf[Item], Field(min_length=1)]
 
-    model: ModelName = AUTO
-    input: str | Annotated[ListOf[Item], Field(min_length=1)]
+
+class ResponsesFields(RequestModel):
+    """What a response is made of, beside the model and the input."""
+
     instructions: Annotated[
         str | None, Field(description="A system message in front of the input.")
     ] = None
@@ -362,3 +364,18 @@ class ResponsesRequest(RequestModel):
     def wants_logprobs(self) -> bool:
         """True if the text's tokens come with their log-probabilities."""
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
+
+
+class ResponsesRequest(ResponsesFields):
+    """A request for a response."""
+
+    model: ModelName = AUTO
+    input: Input
+
+
+class InputTokensRequest(ResponsesFields):
+    """A response's input, to be counted."""
+
+    model: OptionalModelName = None
+    input: Annotated[Input | None, Field(description="Absent: an empty text.")] = None
+    personality: Ignored = None

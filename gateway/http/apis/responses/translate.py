@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from outrider.gateway.contract.errors.tree import BadRequestError
+from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.http.apis.responses.items import read_messages
 from outrider.gateway.http.apis.responses.request import (
     AllowedTools,
     FunctionChoice,
+    InputTokensRequest,
+    ResponsesFields,
     ResponsesRequest,
 )
 from outrider.gateway.http.apis.responses.tools import OfferedTool
@@ -44,15 +47,17 @@ _SCHEMA_FIELDS: Final = ("name", "description", "schema", "strict")
 
 
 def chat_document(
-    request: ResponsesRequest, document: _Document, tools: Sequence[OfferedTool]
+    request: ResponsesRequest | InputTokensRequest,
+    document: _Document,
+    tools: Sequence[OfferedTool],
 ) -> _Document:
     """The chat request, with the tools that a model may call.
 
     Raises BadRequestError, with a field of this API.
     """
     chat: _Document = {
-        "model": request.model,
-        "messages": read_messages(request.instructions, request.input),
+        "model": request.model or AUTO,
+        "messages": read_messages(request.instructions, request.input or ""),
     }
     chat |= _picked(document, _SHARED)
     if request.max_output_tokens is not None:
@@ -114,7 +119,7 @@ def _repeated_tool(tool: _Document) -> _Document:
     }
 
 
-def _add_text(chat: _Document, request: ResponsesRequest, document: _Document) -> None:
+def _add_text(chat: _Document, request: ResponsesFields, document: _Document) -> None:
     """`text`: an answer's form, and how much it says."""
     if request.text is None:
         return
@@ -127,7 +132,7 @@ def _add_text(chat: _Document, request: ResponsesRequest, document: _Document) -
         chat["verbosity"] = request.text.verbosity
 
 
-def _add_tools(chat: _Document, request: ResponsesRequest, tools: Sequence[OfferedTool]) -> None:
+def _add_tools(chat: _Document, request: ResponsesFields, tools: Sequence[OfferedTool]) -> None:
     """Tools, and which of them may be called. Raises BadRequestError."""
     choice = request.tool_choice
     if isinstance(choice, AllowedTools):

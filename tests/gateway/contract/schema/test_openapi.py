@@ -23,7 +23,7 @@ GENERATING = (
     "POST /v1/messages",
 )
 ADMINISTRATING = ("POST /admin/keys", "POST /admin/teams", "GET /admin/keys/{key_id}")
-OPEN = frozenset({"GET /health", "GET /ready"})
+OPEN = frozenset({"GET /health", "GET /ready", "GET /ping", "POST /ping"})
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Azure's clients and doubled slashes: the same endpoints under other paths."""
+"""Azure's clients, base URLs without /v1, doubled slashes: the same endpoints elsewhere."""
 
 import json
 from typing import Any
@@ -27,6 +27,17 @@ from tests.gateway.hybrid import World
         ("/openai/v1/responses", "/v1/responses", None),
         ("/openai", "/openai", None),
         ("/openaix/models", "/openaix/models", None),
+        ("/chat/completions", "/v1/chat/completions", None),
+        ("/v1/v1/messages/count_tokens", "/v1/messages/count_tokens", None),
+        ("/v1/v1/v1/models", "/v1/v1/models", None),
+        ("/models", "/v1/models", None),
+        ("/models/media/other", "/v1/models/media/other", None),
+        ("/tokenize", "/v1/tokenize", None),
+        ("/audio/speech", "/v1/audio/speech", None),
+        ("/modelsx", "/modelsx", None),
+        ("/dashboard", "/dashboard", None),
+        ("/admin/keys", "/admin/keys", None),
+        ("/", "/", None),
     ],
 )
 def test_paths(path: str, meant: str, model: str | None) -> None:
