@@ -2,12 +2,9 @@
 
 from collections.abc import Mapping
 from functools import partial
-from hashlib import blake2b
 
 from prometheus_client import CollectorRegistry
 
-from outrider.gateway.answering.caching.answers import AnswerCache
-from outrider.gateway.answering.caching.cache_metrics import CacheMetrics
 from outrider.gateway.answering.candidates.arm_check import arm_check
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.candidates.local_candidate import LocalParts
@@ -32,6 +29,8 @@ from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.experiments.admin import ExperimentApi
 from outrider.gateway.experiments.feedback import FeedbackApi
 from outrider.gateway.http.apis.messages.api import MessagesApi
+from outrider.gateway.http.apis.ollama.api import OllamaChat, OllamaGenerate, OllamaParts
+from outrider.gateway.http.apis.ollama.endpoints import OllamaEndpoints, meant_name
 from outrider.gateway.http.apis.responses.api import ResponsesApi
 from outrider.gateway.http.apis.tokenize import Tokenizing
 from outrider.gateway.http.dashboard.api import DashboardApi, DashboardSources
@@ -53,6 +52,7 @@ from outrider.gateway.settings.tiers import RESERVED_NAMES
 from outrider.gateway.telemetry.loop_lag import LoopLag
 from outrider.gateway.tenancy.keys.admin import AdminApi
 from outrider.gateway.tenancy.ledger.usage_api import UsageApi
+from outrider.gateway.wiring.caching import answer_cache
 from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.workers.line import Handler
 from outrider.gateway.workers.merging import Families, collected
@@ -127,7 +127,13 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         parts.experiments.feedback.siblings = parts.siblings
     return create_app(
         Routes(
-            answers=_build_answers(parts, intake, planner, jobs, chains),
+            answers=_build_answers(parts, intake, planner, jobs, chains, catalog),
+            ollama=OllamaEndpoints(
+                cards=status,
+                catalog=catalog,
+                read_body=intake.read_small_body,
+                ignores_unknown=parts.unknown_fields == "ignore",
+            ),
             status=status,
             pages=Pages(),
             dashboard=dashboard,
@@ -306,11 +312,19 @@ def _build_answers(
     planner: Planner,
     jobs: JobBuilder,
     chains: ChainBook,
+    catalog: LiveModelCatalog,
 ) -> AnswerEndpoints:
     has_tiers = bool(parts.upstream.tiers)
     ignores_unknown = parts.unknown_fields == "ignore"
     idempotent = IdempotentAnswers.of(
         parts.http, parts.clock, parts.edge_metrics, elsewhere=parts.siblings
+    )
+    ollama = OllamaParts(
+        meant_name=partial(meant_name, catalog),
+        has_upstream_tiers=has_tiers,
+        ignores_unknown=ignores_unknown,
+        clock=parts.clock,
+        wall_clock=parts.wall_clock,
     )
     if parts.siblings is not None:
         parts.siblings.on("kept_answer", idempotent.kept_answer)
@@ -319,31 +333,14 @@ def _build_answers(
         planner=planner,
         tokenizing=build_tokenizing(parts, jobs, chains),
         idempotent=idempotent,
-        cache=_build_cache(parts, jobs),
+        cache=answer_cache(parts, jobs),
         responses_api=ResponsesApi(
             has_upstream_tiers=has_tiers, ignores_unknown=ignores_unknown, clock=parts.wall_clock
         ),
         messages_api=MessagesApi(has_upstream_tiers=has_tiers, ignores_unknown=ignores_unknown),
+        ollama_api=OllamaChat(parts=ollama),
+        ollama_generate_api=OllamaGenerate(parts=ollama),
         clock=parts.clock,
-    )
-
-
-def _build_cache(parts: GatewayParts, jobs: JobBuilder) -> AnswerCache:
-    cache = parts.cache
-
-    def version() -> bytes | None:
-        fingerprints = jobs.models.fingerprints if parts.tokenizers else ""
-        if fingerprints is None:
-            return None
-        shaping = f"{fingerprints}{jobs.models.adapters.stamp}".encode()
-        return blake2b(shaping, key=cache.settings_digest, digest_size=32).digest()
-
-    return AnswerCache(
-        store=cache.store,
-        rules=cache.rules,
-        version=version,
-        wall_clock=parts.wall_clock,
-        metrics=CacheMetrics(parts.metrics.registry),
     )
 
 

@@ -3,12 +3,14 @@
 import hashlib
 import time
 
-from outrider.gateway.answering.caching.answers import CacheRules
+from outrider.gateway.answering.caching.answers import AnswerCache, CacheRules
+from outrider.gateway.answering.caching.cache_metrics import CacheMetrics
 from outrider.gateway.answering.caching.entry import CacheStore
 from outrider.gateway.answering.caching.memory_store import MemoryStore
+from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.settings.extras import own_version
 from outrider.gateway.settings.tree import Settings
-from outrider.gateway.wiring.gateway_parts import CacheParts
+from outrider.gateway.wiring.gateway_parts import CacheParts, GatewayParts
 
 _TIMEOUT_S = 0.25
 _SHAPING = ("models", "engine", "speculation", "routing", "handoff", "tiers", "aliases", "limits")
@@ -53,3 +55,23 @@ def _digest(settings: Settings) -> bytes:
     """Return bytes that change with the settings that may shape an answer, and our version."""
     shaping = settings.model_dump_json(include=set(_SHAPING))
     return hashlib.blake2b(f"{own_version()}{shaping}".encode(), digest_size=32).digest()
+
+
+def answer_cache(parts: GatewayParts, jobs: JobBuilder) -> AnswerCache:
+    """Build the cache of an application's answers."""
+    cache = parts.cache
+
+    def version() -> bytes | None:
+        fingerprints = jobs.models.fingerprints if parts.tokenizers else ""
+        if fingerprints is None:
+            return None
+        shaping = f"{fingerprints}{jobs.models.adapters.stamp}".encode()
+        return hashlib.blake2b(shaping, key=cache.settings_digest, digest_size=32).digest()
+
+    return AnswerCache(
+        store=cache.store,
+        rules=cache.rules,
+        version=version,
+        wall_clock=parts.wall_clock,
+        metrics=CacheMetrics(parts.metrics.registry),
+    )

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Final
@@ -158,6 +158,10 @@ class Problem:
         return Response(told, self.status, dict(self.headers), media_type="application/json")
 
 
+ProblemBody = Callable[[Problem], bytes]
+"""Writes an error in the words of another API."""
+
+
 def problem_of(error: Exception) -> Problem:
     """Return the client's view of an error. An unplanned exception reveals nothing about itself."""
     if isinstance(error, HTTPException):
@@ -214,7 +218,26 @@ def _routing_problem(error: HTTPException) -> Problem:
     )
 
 
-async def handle_exception(request: Request, error: Exception) -> Response:
+class ProblemBodies:
+    """The error bodies of other APIs: those of their paths, and of all below a path's "/"."""
+
+    def __init__(self, bodies: Mapping[str, ProblemBody]) -> None:
+        self._bodies = bodies
+
+    def response(self, path: str, problem: Problem) -> Response:
+        """Return the HTTP response in the words of the API that the path belongs to."""
+        top = path[: path.find("/", 1) + 1]
+        body = self._bodies.get(path) or self._bodies.get(top)
+        return problem.response(None if body is None else body(problem))
+
+
+OPENAI_BODIES: Final = ProblemBodies({})
+"""Where all errors have OpenAI's words."""
+
+
+async def handle_exception(
+    request: Request, error: Exception, *, bodies: ProblemBodies = OPENAI_BODIES
+) -> Response:
     """Answer any exception; Starlette's exception handler."""
     problem = problem_of(error)
     if problem.status == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -222,7 +245,7 @@ async def handle_exception(request: Request, error: Exception) -> Response:
     elif problem.code == "unknown_url":
         problem = replace(problem, message=_advice(request))
     report_problem(request.url.path, problem, error)
-    return problem.response()
+    return bodies.response(request.url.path, problem)
 
 
 def _advice(request: Request) -> str:

@@ -150,6 +150,9 @@ _OTHER_REQUESTS: Final = frozenset(
         "TokenizePrompt",
         "TokenizeMessages",
         "DetokenizeRequest",
+        "OllamaChatRequest",
+        "OllamaGenerateRequest",
+        "OllamaShowRequest",
     }
 )
 _FREE: Final = frozenset({"/health", "/ready", "/ping"})
@@ -246,6 +249,16 @@ def question_operation(
         "requestBody": {"required": True, "content": json_content(*requests)},
         "responses": statuses | {"200": success(answer, description)},
     }
+
+
+def failing_with(error: type, described: dict[str, Any]) -> dict[str, Any]:
+    """The operation of an API whose errors have words of their own."""
+    refusals = failures(401, 403, 429)
+    responses = {
+        status: told if status == "200" else {**told, "content": json_content(error)}
+        for status, told in (refusals | described["responses"]).items()
+    }
+    return {**described, "responses": responses}
 
 
 def passed_operation(path: str, *, takes_form: bool) -> dict[str, Any]:

@@ -1,14 +1,21 @@
 """The seam for other APIs: their request becomes a chat completion's, its answer theirs."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.schema.errors import DeliveredReport
+from outrider.gateway.contract.schema.kinds import Endpoint
+
+EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 
 
 class AnswerWriter(Protocol):
     """Writes one chat answer in another API's words. Use once."""
+
+    @property
+    def media_type(self) -> str:
+        """The media type of a stream."""
 
     def part(self, part: bytes) -> bytes:
         """Whole events of a chat completion's stream, as this API's events; may be empty.
@@ -33,6 +40,10 @@ class TranslatedRequest:
     chat_body: bytes
     writer: AnswerWriter
     ignored: tuple[str, ...] = ()
+    endpoint: Endpoint = "chat"
+    """Whose request `chat_body` is."""
+    ready: bytes | None = None
+    """The answer to a request that only asks whether its model is there; else None."""
 
 
 class Api(Protocol):

@@ -98,6 +98,7 @@ class _Logprobs(msgspec.Struct):
 class _Choice(msgspec.Struct):
     delta: _Message | None = None
     message: _Message | None = None
+    text: str | None = None  # of a completion
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None  # vLLM's: the stop string, or a token's id
@@ -160,7 +161,7 @@ def _piece(answer: _Answer) -> ChatPiece:
     choices = answer.choices or []
     if len(choices) == 1:
         choice = choices[0]
-        message = choice.delta or choice.message or _Message()
+        message = choice.delta or choice.message or _Message(content=choice.text)
         return ChatPiece(
             **_common(answer),
             reasoning=message.reasoning_content or message.reasoning or _parts(message, "thinking"),

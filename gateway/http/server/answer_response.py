@@ -25,7 +25,7 @@ from outrider.gateway.contract.errors.tree import (
 )
 from outrider.gateway.contract.schema.errors import DeliveredReport
 from outrider.gateway.contract.schema.header_text import header_text
-from outrider.gateway.http.apis.api import AnswerWriter
+from outrider.gateway.http.apis.api import EVENT_STREAM, AnswerWriter
 from outrider.gateway.http.edge.departure import on_departure
 from outrider.gateway.http.server.veil import Veil
 from outrider.gateway.tenancy.metering.meter import MeteredEnding, RequestMeter
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 _STREAM_HEADERS: Final = {
-    "content-type": "text/event-stream; charset=utf-8",
+    "content-type": EVENT_STREAM,
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
@@ -113,6 +113,9 @@ class ClientFormat:
     def __init__(self, veil: Veil | None = None, writer: AnswerWriter | None = None) -> None:
         self.hides_tiers = None if veil is None else veil.hides_tiers
         """Whether errors name no tiers; None where the key alone decides it."""
+        self.stream_headers = _STREAM_HEADERS
+        if writer is not None:
+            self.stream_headers = {**_STREAM_HEADERS, "content-type": writer.media_type}
         self._veil = veil
         self._writer = writer
 
@@ -276,7 +279,7 @@ class AnswerResponse(LateResponse):
             async with aclosing(self._answering.parts()) as parts:
                 # Headers wait for the first text, so that what fails until then has its own status.
                 first = await anext(parts)
-                await self._start(send, _STREAM_HEADERS)
+                await self._start(send, self._format.stream_headers)
                 await self._send_part(send, limit, first)
                 async for part in parts:
                     await self._send_part(send, limit, part)

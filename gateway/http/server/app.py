@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from fastapi import FastAPI, Request
@@ -10,7 +11,7 @@ from starlette.responses import Response
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.answering.candidates.pass_through import PASSED_ROUTES
-from outrider.gateway.contract.errors.http import handle_exception
+from outrider.gateway.contract.errors.http import ProblemBodies, handle_exception
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.completions import CompletionRequest
@@ -44,6 +45,17 @@ from outrider.gateway.experiments.feedback import FeedbackApi
 from outrider.gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
 from outrider.gateway.http.apis.messages.answers import MESSAGES_MODELS
 from outrider.gateway.http.apis.messages.openapi import count_tokens_operation, messages_operation
+from outrider.gateway.http.apis.ollama.answers import OLLAMA_MODELS
+from outrider.gateway.http.apis.ollama.api import problem_body
+from outrider.gateway.http.apis.ollama.endpoints import OllamaEndpoints
+from outrider.gateway.http.apis.ollama.openapi import (
+    chat_operation,
+    generate_operation,
+    ps_operation,
+    show_operation,
+    tags_operation,
+    version_operation,
+)
 from outrider.gateway.http.apis.responses.answers import RESPONSES_MODELS
 from outrider.gateway.http.apis.responses.openapi import (
     count_input_operation,
@@ -84,11 +96,15 @@ _COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 _COUNT_INPUT: Final = "/v1/responses/input_tokens"
 _TOKENIZE: Final = "/v1/tokenize"
 _DETOKENIZE: Final = "/v1/detokenize"
+_OLLAMA: Final = "/api/"
+_OLLAMA_CHAT: Final = "/api/chat"
+_OLLAMA_GENERATE: Final = "/api/generate"
 _METRICS: Final = "/metrics"
 _ADMIN: Final = (AdminApi, AdapterApi, ReplicaApi, ExperimentApi)
 _OTHER_MODELS: Final = (
     *RESPONSES_MODELS,
     *MESSAGES_MODELS,
+    *OLLAMA_MODELS,
     *TOKENIZE_MODELS,
     *USAGE_MODELS,
     *DASHBOARD_MODELS,
@@ -105,6 +121,7 @@ class Routes:
     status: StatusEndpoints
     pages: Pages
     dashboard: DashboardApi
+    ollama: OllamaEndpoints
     usage: UsageApi
     admin: AdminApi
     adapters: AdapterApi
@@ -134,11 +151,20 @@ def create_app(routes: Routes) -> AuthDispatcher:
         redirect_slashes=False,  # a redirect would be made from the client's own host header
     )
     _add_routes(app, routes)
-    for kind in (GatewayError, EngineError, HTTPException):
-        app.add_exception_handler(kind, handle_exception)
     answers = routes.answers
     responses_problem = answers.responses_api.problem_body
     messages_problem = answers.messages_api.problem_body
+    problem_bodies = ProblemBodies(
+        {
+            _RESPONSES: responses_problem,
+            _COUNT_INPUT: responses_problem,
+            _MESSAGES: messages_problem,
+            _COUNT_TOKENS: messages_problem,
+            _OLLAMA: problem_body,
+        }
+    )
+    for kind in (GatewayError, EngineError, HTTPException):
+        app.add_exception_handler(kind, partial(handle_exception, bodies=problem_bodies))
     return AuthDispatcher(
         app,
         {
@@ -148,15 +174,12 @@ def create_app(routes: Routes) -> AuthDispatcher:
             _MESSAGES: answers.messages,
             _COUNT_TOKENS: answers.count_tokens,
             _COUNT_INPUT: answers.count_input,
+            _OLLAMA_CHAT: answers.ollama_chat,
+            _OLLAMA_GENERATE: answers.ollama_generate,
         },
         authenticate=routes.authenticate,
         foreign_pages=routes.foreign_pages,
-        problem_bodies={
-            _RESPONSES: responses_problem,
-            _COUNT_INPUT: responses_problem,
-            _MESSAGES: messages_problem,
-            _COUNT_TOKENS: messages_problem,
-        },
+        problem_bodies=problem_bodies,
         sign_in=routes.pages.sign_in,
         free_paths=FREE_PATHS | ({_METRICS} if routes.has_open_metrics else set()),
     )
@@ -177,6 +200,8 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     app.post(_COUNT_INPUT, openapi_extra=count_input_operation())(answers.count_input)
     app.post(_TOKENIZE, openapi_extra=tokenize_operation())(answers.tokenize)
     app.post(_DETOKENIZE, openapi_extra=detokenize_operation())(answers.detokenize)
+    app.post(_OLLAMA_CHAT, openapi_extra=chat_operation())(answers.ollama_chat)
+    app.post(_OLLAMA_GENERATE, openapi_extra=generate_operation())(answers.ollama_generate)
     for passed in PASSED_ROUTES:
         described = passed_operation(passed.path, takes_form=passed.takes_form)
         endpoint = routes.passing.endpoint(passed)
@@ -185,6 +210,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
             endpoint
         )
     app.post("/v1/route", openapi_extra=route)(answers.route)
+    _add_ollama_routes(app, routes.ollama)
     _add_status_routes(app, routes)
     _add_tenant_routes(app, routes)
     _add_experiment_routes(app, routes)
@@ -227,6 +253,14 @@ def _add_status_routes(app: FastAPI, routes: Routes) -> None:
     get(DASHBOARD_PATH, include_in_schema=False)(pages.dashboard)
     figures = operation(Dashboard, "Figures of the dashboard.", operation_id="getDashboard")
     get("/v1/dashboard", openapi_extra=figures)(_with_principal(routes.dashboard.dashboard))
+
+
+def _add_ollama_routes(app: FastAPI, ollama: OllamaEndpoints) -> None:
+    """Add what Ollama's API says of models."""
+    app.get("/api/tags", openapi_extra=tags_operation())(_with_principal(ollama.tags))
+    app.get("/api/ps", openapi_extra=ps_operation())(_with_principal(ollama.ps))
+    app.post("/api/show", openapi_extra=show_operation())(_with_principal(ollama.show))
+    app.get("/api/version", openapi_extra=version_operation())(_with_principal(ollama.version))
 
 
 def _add_tenant_routes(app: FastAPI, routes: Routes) -> None:

@@ -13,7 +13,13 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from outrider.engine.errors import EngineError
-from outrider.gateway.contract.errors.http import Problem, problem_of, report_problem
+from outrider.gateway.contract.errors.http import (
+    OPENAI_BODIES,
+    Problem,
+    ProblemBodies,
+    problem_of,
+    report_problem,
+)
 from outrider.gateway.contract.errors.tree import AuthenticationError, GatewayError
 from outrider.gateway.http.edge.foreign_pages import ForeignPages
 from outrider.gateway.http.server.paths import meant_path
@@ -23,7 +29,6 @@ from outrider.gateway.telemetry.log_context import begin_log_context
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
 
 EndpointHandler = Callable[[Request], Awaitable[Response]]
-ProblemBody = Callable[[Problem], bytes]
 ProblemPage = Callable[[Problem], Response]
 
 _ID: Final = b"x-request-id"
@@ -59,11 +64,11 @@ class AuthDispatcher:
         *,
         authenticate: Authenticate,
         foreign_pages: ForeignPages,
-        problem_bodies: Mapping[str, ProblemBody] | None = None,
+        problem_bodies: ProblemBodies = OPENAI_BODIES,
         sign_in: Mapping[str, ProblemPage] | None = None,
         free_paths: frozenset[str] = FREE_PATHS,
     ) -> None:
-        """`problem_bodies`: the error bodies of the paths of other APIs.
+        """`problem_bodies`: the error bodies of other APIs.
 
         `free_paths`: answered without a key; such requests have no principal.
 
@@ -73,7 +78,7 @@ class AuthDispatcher:
         self._endpoints = endpoints
         self._authenticate = authenticate
         self._foreign_pages = foreign_pages
-        self._problem_bodies = problem_bodies or {}
+        self._problem_bodies = problem_bodies
         self._sign_in = sign_in or {}
         self._free_paths = free_paths
 
@@ -120,7 +125,8 @@ class AuthDispatcher:
             await response(scope, receive, send_with_id)
         except Exception as error:
             if not has_started:
-                await self._problem_response(path, problem_of(error))(scope, receive, send_with_id)
+                response = self._problem_bodies.response(path, problem_of(error))
+                await response(scope, receive, send_with_id)
             raise
 
     def _principal(self, scope: Scope, headers: RequestHeaders) -> Principal:
@@ -155,13 +161,7 @@ class AuthDispatcher:
         page = self._sign_in.get(path) if isinstance(error, AuthenticationError) else None
         if page is not None and _is_browser(scope, headers):
             return page(problem)
-        return self._problem_response(path, problem)
-
-    def _problem_response(self, path: str, problem: Problem) -> Response:
-        """Write the error as the requested API does."""
-        if (body := self._problem_bodies.get(path)) is not None:
-            return problem.response(body(problem))
-        return problem.response()
+        return self._problem_bodies.response(path, problem)
 
 
 def _shown(problem: Problem, state: Mapping[str, Any]) -> Problem:

@@ -10,7 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outrider.gateway.contract.errors.http import problem_of
 from outrider.gateway.contract.errors.tree import DrainingError
 
-_READINESS: Final = ("/ready", "/ping")
+_READINESS: Final = frozenset(
+    {("/ready", "GET"), ("/ready", "HEAD"), ("/ping", "GET"), ("/ping", "POST")}
+)
 
 
 @dataclass(slots=True)
@@ -49,7 +51,7 @@ class DrainGate:
                 MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
-        if scope["path"] in _READINESS:
+        if (scope["path"], scope["method"]) in _READINESS:
             await problem_of(DrainingError()).response()(scope, receive, send_and_close)
         else:
             await self._app(scope, receive, send_and_close)

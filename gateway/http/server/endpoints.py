@@ -23,6 +23,7 @@ from outrider.gateway.contract.schema.parsing import naming
 from outrider.gateway.contract.schema.structs import json_response
 from outrider.gateway.http.apis.api import Api
 from outrider.gateway.http.apis.messages.api import MessagesApi
+from outrider.gateway.http.apis.ollama.api import OllamaChat, OllamaGenerate
 from outrider.gateway.http.apis.responses.api import ResponsesApi
 from outrider.gateway.http.apis.tokenize import Tokenizing
 from outrider.gateway.http.edge.bodies import BodyBudget, read_form_body, read_json_body
@@ -187,6 +188,8 @@ class AnswerEndpoints:
     cache: AnswerCache
     responses_api: ResponsesApi
     messages_api: MessagesApi
+    ollama_api: OllamaChat
+    ollama_generate_api: OllamaGenerate
     clock: Callable[[], float]
 
     async def chat(self, request: Request) -> Response:
@@ -204,6 +207,14 @@ class AnswerEndpoints:
     async def messages(self, request: Request) -> Response:
         """Answer in the format of Anthropic's Messages API."""
         return await self._answer("chat", request, self.messages_api)
+
+    async def ollama_chat(self, request: Request) -> Response:
+        """Answer a conversation in the format of Ollama's API."""
+        return await self._answer("chat", request, self.ollama_api)
+
+    async def ollama_generate(self, request: Request) -> Response:
+        """Answer a prompt in the format of Ollama's API."""
+        return await self._answer("chat", request, self.ollama_generate_api)
 
     async def _answer(
         self, endpoint: Endpoint, request: Request, api: Api | None = None
@@ -255,8 +266,11 @@ class AnswerEndpoints:
             await yield_if_long(body)
             context = request_context(request, meter.arrival_s, meter)
             if translated is not None:
-                body = translated.chat_body
+                body, endpoint = translated.chat_body, translated.endpoint
                 context = msgspec.structs.replace(context, ignored_fields=translated.ignored)
+                if translated.ready is not None:
+                    await self.planner.route_report(endpoint, body, context)
+                    return await _looked_up(translated.ready, meter, trace)
             veil = veil_of(self.planner.chains, body, meter.principal)
             planned = await self.planner.plan(endpoint, body, context)
             answering = self.cache.serve(planned)
@@ -304,6 +318,14 @@ class AnswerEndpoints:
     async def count_input(self, request: Request) -> Response:
         """Count the tokens of a request in the format of the Responses API."""
         return await self.intake.counted(request, self.tokenizing.count_input)
+
+
+async def _looked_up(answer: bytes, meter: RequestMeter, trace: RequestTrace | None) -> Response:
+    """Answer a request that only asked whether its model is there; it counts in the limits."""
+    await meter.end_and_wait("answered")
+    if trace is not None:
+        trace.span.end()
+    return Response(answer, media_type="application/json", headers=meter.headers)
 
 
 def _owner_of(request: Request) -> str:

@@ -77,10 +77,7 @@ class StatusEndpoints:
 
     async def models(self, request: Request) -> Response:
         """List the names that `model` accepts, of this key."""
-        names = await self.catalog.refreshed()
-        principal = principal_of(request)
-        shown = (_usable(principal.scopes, model) for model in names.all_listed())
-        cards = [self._card(model, principal) for model in shown if model is not None]
+        cards = await self.cards(principal_of(request))
         if _ANTHROPIC not in request.headers:
             return json_response(ModelList(object="list", data=cards))
         named = [named_model(card) for card in cards]
@@ -89,14 +86,23 @@ class StatusEndpoints:
 
     async def model(self, model_id: str, request: Request) -> Response:
         """Describe one of the names that `model` accepts."""
-        principal = principal_of(request)
+        card = await self.card(model_id, principal_of(request))
+        return json_response(named_model(card) if _ANTHROPIC in request.headers else card)
+
+    async def cards(self, principal: Principal) -> list[ModelCard]:
+        """Return the cards of the names that a key may use."""
+        names = await self.catalog.refreshed()
+        shown = (_usable(principal.scopes, model) for model in names.all_listed())
+        return [self._card(model, principal) for model in shown if model is not None]
+
+    async def card(self, model_id: str, principal: Principal) -> ModelCard:
+        """Return the card of one name. Raises GatewayError where the key may not use it."""
         check_model(principal, model_id)
         names = await self.catalog.refreshed()
         model = _usable(principal.scopes, names.listed(model_id, principal.scopes))
         if model is None:
             raise tier_not_allowed(model_id)
-        card = self._card(model, principal)
-        return json_response(named_model(card) if _ANTHROPIC in request.headers else card)
+        return self._card(model, principal)
 
     def _card(self, model: ListedModel, principal: Principal) -> ModelCard:
         """Return a card with prices, and the tiers that its model reveals to the key."""

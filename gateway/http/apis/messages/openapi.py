@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from outrider.gateway.contract.schema.openapi import (
-    failures,
+    failing_with,
     generation_operation,
     question_operation,
 )
@@ -55,15 +55,8 @@ def count_tokens_operation() -> dict[str, Any]:
 
 def _in_their_words(operation: dict[str, Any]) -> dict[str, Any]:
     """With the API's own errors and headers."""
-    refusals = failures(401, 403, 429)
-    responses = {
-        status: told
-        if status == "200"
-        else {**told, "content": {"application/json": {"schema": _ref(MessagesError)}}}
-        for status, told in (refusals | operation["responses"]).items()
-    }
     headers = [*operation.get("parameters", []), *_VERSION_HEADERS]
-    return {**operation, "responses": responses, "parameters": headers}
+    return {**failing_with(MessagesError, operation), "parameters": headers}
 
 
 def _ref(model: type) -> dict[str, str]:

@@ -9,6 +9,7 @@ import msgspec
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.errors.tree import GenerationError
 from outrider.gateway.contract.schema.errors import DeliveredReport
+from outrider.gateway.http.apis.api import EVENT_STREAM
 from outrider.gateway.http.apis.chat_chunks import (
     CallPiece,
     ChatChunkParser,
@@ -33,6 +34,8 @@ _EMPTY_THOUGHT: Final = answers.AnswerThinking("thinking", "", "")
 
 class MessageWriter:
     """Writes one answer. `shows_thinking`: thoughts are shown."""
+
+    media_type: Final = EVENT_STREAM
 
     def __init__(self, *, shows_thinking: bool) -> None:
         self._tells_thoughts = shows_thinking

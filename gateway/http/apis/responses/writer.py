@@ -9,6 +9,7 @@ import msgspec
 
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.schema.errors import DeliveredReport
+from outrider.gateway.http.apis.api import EVENT_STREAM
 from outrider.gateway.http.apis.chat_chunks import (
     ChatChunkParser,
     ChatPiece,
@@ -29,6 +30,8 @@ _RATE_LIMITED: Final = 429
 
 class ResponseWriter:
     """Writes one answer. Use once, for a stream or for a whole body."""
+
+    media_type: Final = EVENT_STREAM
 
     def __init__(
         self,

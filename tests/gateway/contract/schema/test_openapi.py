@@ -21,6 +21,8 @@ GENERATING = (
     "POST /v1/completions",
     "POST /v1/responses",
     "POST /v1/messages",
+    "POST /api/chat",
+    "POST /api/generate",
 )
 ADMINISTRATING = ("POST /admin/keys", "POST /admin/teams", "GET /admin/keys/{key_id}")
 OPEN = frozenset({"GET /health", "GET /ready", "GET /ping", "POST /ping"})

@@ -1,4 +1,4 @@
-"""Requests that chat refuses are refused by the Responses and the Messages API too."""
+"""Requests that chat refuses are refused by the Responses, Messages and Ollama's API too."""
 
 import asyncio
 import json
@@ -13,6 +13,7 @@ from outrider.gateway.contract.schema.parsing import parse
 from outrider.gateway.contract.schema.template_variables import read_variables
 from outrider.gateway.http.apis.api import Api
 from outrider.gateway.http.apis.messages.api import MessagesApi
+from outrider.gateway.http.apis.ollama.api import OllamaChat, OllamaParts
 from outrider.gateway.http.apis.responses.api import ResponsesApi
 from outrider.gateway.http.apis.responses.paths import in_own_words
 
@@ -20,6 +21,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 BASES: dict[str, dict[str, Any]] = {
     "responses": {"model": "auto", "input": "Hello"},
     "messages": {"model": "auto", "max_tokens": 9, "messages": HELLO},
+    "ollama": {"model": "auto", "messages": HELLO},
 }
 # What chat refuses by a name or a value.
 BY_CHAT: tuple[dict[str, Any], ...] = (
@@ -68,13 +70,37 @@ OWN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("messages", {"thinking": {"type": "enabled", "budget_tokens": 10**30}}),
     ("messages", {"max_tokens": 0}),
     ("messages", {"system": [{"type": "image", "source": {}}]}),
+    ("ollama", {"options": {"temperature": 3}}),
+    ("ollama", {"options": {"stop": ["x"] * 17}}),
+    ("ollama", {"options": {"seed": 2**63}}),
+    ("ollama", {"options": {"num_predict": 10**30}}),
+    ("ollama", {"options": {"repeat_penalty": 0}}),
+    ("ollama", {"options": ["temperature"]}),
+    ("ollama", {"format": "xml"}),
+    ("ollama", {"format": 5}),
+    ("ollama", {"think": "very"}),
+    ("ollama", {"messages": [{"role": "developer", "content": "x"}]}),
+    ("ollama", {"messages": [{"role": "user", "content": ["x"]}]}),
+    ("ollama", {"messages": [{"role": "user", "content": "x", "images": ["http://127.0.0.1/"]}]}),
+    ("ollama", {"tools": [{"type": "function", "function": {"name": "f"}}] * 1025}),
 )
 URLS = ("http://169.254.169.254/latest/meta-data", "file:///etc/passwd", "gopher://127.0.0.1:6379/")
+
+
+def ollama_parts(**options: bool) -> OllamaParts:
+    """Of a gateway whose names never end in :latest."""
+
+    async def meant_name(name: str) -> str:
+        return name.removesuffix(":latest")
+
+    return OllamaParts(meant_name=meant_name, **{"has_upstream_tiers": False, **options})
 
 
 def surface(name: str, *, elsewhere: bool = False) -> Api:
     if name == "responses":
         return ResponsesApi(has_upstream_tiers=elsewhere)
+    if name == "ollama":
+        return OllamaChat(parts=ollama_parts(has_upstream_tiers=elsewhere))
     return MessagesApi(has_upstream_tiers=elsewhere)
 
 

@@ -135,7 +135,7 @@ def _is_valid(case: schemathesis.Case) -> bool:
 
 def is_semantic(body: bytes) -> bool:
     """Each field valid but the whole too long, or refused by the template: no schema can say so."""
-    error = json.loads(body)["error"]
+    error = _error_in(body)
     message = error["message"]
     return (
         error.get("code") == "context_length_exceeded"
@@ -148,6 +148,16 @@ def is_semantic(body: bytes) -> bool:
 
 def is_late(body: bytes) -> bool:
     """A deadline may be shorter than any answer takes: then the server's error is the truth."""
-    error = json.loads(body)["error"]
-    # The Messages API has no codes.
-    return error.get("code") == "deadline_exceeded" or error["type"] == "timeout_error"
+    error = _error_in(body)
+    # The Messages API has no codes, and Ollama's has the message only.
+    return (
+        error.get("code") == "deadline_exceeded"
+        or error.get("type") == "timeout_error"
+        or "deadline" in error["message"]
+    )
+
+
+def _error_in(body: bytes) -> dict[str, Any]:
+    """The error, of which Ollama's API has the message only."""
+    error: dict[str, Any] | str = json.loads(body)["error"]
+    return {"message": error} if isinstance(error, str) else error

@@ -22,7 +22,12 @@ RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 TOKENIZE = "/v1/tokenize"
 DETOKENIZE = "/v1/detokenize"
-POSTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, f"{MESSAGES}/count_tokens", TOKENIZE, DETOKENIZE)
+OLLAMA_CHAT = "/api/chat"
+OLLAMA_GENERATE = "/api/generate"
+POSTS = (
+    *(CHAT, COMPLETIONS, RESPONSES, MESSAGES, f"{MESSAGES}/count_tokens", TOKENIZE, DETOKENIZE),
+    *(f"{RESPONSES}/input_tokens", OLLAMA_CHAT, OLLAMA_GENERATE),
+)
 JSON = {"content-type": "application/json"}
 MEGABYTE = 2**20
 Post = Callable[[str, bytes], httpx.Response]
@@ -40,6 +45,13 @@ HONEST: dict[str, dict[str, Any]] = {
         "model": "small",
         "messages": [{"role": "user", "content": "Hi"}],
     },
+    f"{RESPONSES}/input_tokens": {"model": "small", "input": "Hi"},
+    OLLAMA_CHAT: {
+        "model": "small",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "stream": False,
+    },
+    OLLAMA_GENERATE: {"model": "small", "prompt": "Hi", "stream": False},
     TOKENIZE: {"model": "small", "prompt": "Hi"},
     DETOKENIZE: {"model": "small", "tokens": [70]},
 }
@@ -88,7 +100,8 @@ def told(response: httpx.Response) -> str:
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"]
     assert response.headers["x-content-type-options"] == "nosniff"
-    message: str = response.json()["error"]["message"]
+    error: dict[str, str] | str = response.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
     assert message
     return message
 

@@ -41,6 +41,15 @@ BODIES: dict[str, dict[str, Any]] = {
         "system": "Be brief.",
         "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
     },
+    "/v1/responses/input_tokens": {"model": "auto", "input": "hi", "instructions": "Be brief."},
+    "/api/chat": {
+        "model": "auto",
+        "messages": [{"role": "user", "content": "hi"}],
+        "options": {"num_predict": 4, "stop": ["a"]},
+        "stream": False,
+    },
+    "/api/generate": {"model": "auto", "prompt": "hi", "options": {"num_predict": 4}, "raw": True},
+    "/api/show": {"model": "auto"},
     "/v1/messages/count_tokens": {"model": "auto", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/route": CHAT,
     "/v1/tokenize": {"model": "auto", "prompt": "hi"},
@@ -112,7 +121,7 @@ def fuzz(server: Server, http: httpx.Client, *, count: int, seed: int) -> None:
         assert response.status_code < 500 or is_late, (path, content[:2000], response.text[:300])
         if response.status_code >= 400:
             error = response.json()["error"]
-            assert error["message"], (path, content[:2000])
+            assert error if isinstance(error, str) else error["message"], (path, content[:2000])
             assert len(response.content) < 4096, (path, content[:2000])
         if number % 50 == 0:
             whole = http.post("/v1/chat/completions", json=CHAT)

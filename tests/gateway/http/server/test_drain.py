@@ -245,6 +245,8 @@ def test_the_gate_does_nothing_until_the_draining_begins() -> None:
         ("/ready", "GET", 503),
         ("/ready", "HEAD", 503),
         ("/ready", "POST", 200),
+        ("/ping", "GET", 503),
+        ("/ping", "POST", 503),
         ("/v1/x", "GET", 200),
     ],
 )

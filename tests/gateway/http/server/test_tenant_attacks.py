@@ -35,6 +35,9 @@ PATHS = {
     "/v1/responses": {"input": "Hello there"},
     "/v1/messages": {"messages": CHAT["messages"], "max_tokens": 8},
     "/v1/messages/count_tokens": {"messages": CHAT["messages"]},
+    "/v1/responses/input_tokens": {"input": "Hello there"},
+    "/api/chat": {"messages": CHAT["messages"]},
+    "/api/generate": {"prompt": "Hello there"},
     "/v1/route": {"messages": CHAT["messages"]},
     "/v1/tokenize": {"prompt": "Hello there"},
 }
@@ -392,7 +395,7 @@ def test_a_scope_is_evaded_by_no_name(opened: Open) -> None:
         ]
         wait_for(lambda: not world.context.upstream.mirror._copies)
         assert not any(cloud.requests for cloud in world.clouds)
-        it.rows(4)  # four of the endpoints above write answers
+        it.rows(6)  # six of the endpoints above write answers
 
 
 def test_a_key_is_told_of_the_tiers_that_it_may_use(opened: Open) -> None:

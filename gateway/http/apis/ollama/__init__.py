@@ -1,0 +1,1 @@
+"""Ollama's API (https://docs.ollama.com/api), as a server."""
