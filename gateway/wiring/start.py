@@ -210,7 +210,8 @@ def serving_host(settings: Settings) -> tuple[str, str | None]:
 
     Opens the database where that matters. Raises SettingsError.
     """
-    if is_loopback(settings.server.host) or settings.keys.mode != "auto":
+    is_known = settings.keys.mode != "auto" or settings.keys.api_key is not None
+    if is_known or is_loopback(settings.server.host):
         return listen_host(settings, has_keys=False)
     # Most starts need no database to know their address, and it takes half a second to import.
     from outrider.gateway.storage.database import DatabaseError

@@ -1,6 +1,7 @@
 """The commands, without models: help, settings, errors, and chats with a scripted gateway."""
 
 import io
+import random
 import re
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from benchmarks.shared.toxics import Toxic
 from outrider.engine.events import EngineInfo
 from outrider.gateway.cli import app, main
 from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.tenancy.keys.keys import mint_key
 from outrider.gateway.tools.commands.chat_options import ChatOptions
 from outrider.gateway.tools.commands.terminal import (
     DRAFTED_STYLE,
@@ -211,6 +213,111 @@ def test_revisions_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 0, result.output
     (settings,) = served
     assert [getattr(settings.models, f"{name}_revision") for name in names] == list(names)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """The settings of the gateways that were started."""
+    started: list[Settings] = []
+    monkeypatch.setattr("outrider.gateway.tools.commands.serve_command._serve", started.append)
+    return started
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("a/b",),
+        ("--model", "a/b"),
+        ("-m", "a/b"),
+        ("--model-path=a/b",),
+        ("a/b", "--model", "a/b"),
+        ("--large", "a/b", "--small", "none"),
+    ],
+)
+def test_one_model_is_named_as_other_servers_do(
+    served: list[Settings], flags: tuple[str, ...]
+) -> None:
+    assert invoke("serve", *flags).exit_code == 0
+    (settings,) = served
+    assert (settings.models.large, settings.models.small) == ("a/b", "none")
+
+
+def test_a_small_model_stays_beside_the_one_that_is_named(served: list[Settings]) -> None:
+    assert invoke("serve", "a/b", "--small", "c/d", "--revision", "v1").exit_code == 0
+    assert (served[0].models.small, served[0].models.large_revision) == ("c/d", "v1")
+    assert invoke("serve", "--large", "a/b").exit_code == 0
+    assert served[1].models.small is None
+    assert invoke("serve", "http://127.0.0.1:1/v1").exit_code == 0
+    assert served[2].tiers["cloud"].url == ("http://127.0.0.1:1/v1",)
+    for flags in (("a/b", "--large", "c/d"), ("a/b", "--revision", "1", "--large-revision", "2")):
+        assert invoke("serve", *flags).exit_code == 2
+    assert len(served) == 3
+
+
+def test_flags_of_other_servers_that_mean_the_same(served: list[Settings]) -> None:
+    result = invoke(
+        *("serve", "a/b", "--max-model-len", "4096", "--max-num-seqs", "8", "-tp", "2"),
+        *("--threads", "3", "--served-model-name", "gpt-3.5-turbo", "--alias", "mine"),
+        *("--set", "aliases.other.models=large"),
+    )
+    assert result.exit_code == 0, result.output
+    (settings,) = served
+    engine = settings.engine
+    assert (engine.max_context, engine.max_sequences) == (4096, 8)
+    assert (engine.tensor_parallel, engine.num_threads) == (2, 3)
+    assert settings.aliases["gpt-3.5-turbo"].models == settings.aliases["mine"].models == ("auto",)
+    assert settings.aliases["other"].models == ("large",)
+    for name in ("--context-length", "--ctx-size", "-c"):
+        assert invoke("serve", name, "77").exit_code == 0
+        assert served.pop().engine.max_context == 77
+
+
+def test_flags_of_other_servers_that_change_nothing_are_told_of(served: list[Settings]) -> None:
+    result = invoke(
+        *("serve", "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "a/b"),
+        *("--gpu-memory-utilization=0.9", "--trust-remote-code", "--port", "9"),
+    )
+    assert result.exit_code == 0, result.output
+    (settings,) = served
+    assert (settings.models.large, settings.server.port) == ("a/b", 9)
+    told = result.stderr.splitlines()
+    assert len(told) == 4
+    assert told[0].startswith("outrider: --enable-auto-tool-choice is left out: ")
+    assert "engine.kv_cache_gib" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        (("-ngl", "99"), "--device cuda"),
+        (("--quantization", "awq"), "--quantize int8"),
+        (("--model-draft", "x"), "--small MODEL"),
+        (("--ssl-keyfile=x",), "TLS in front"),
+    ],
+)
+def test_flags_of_other_servers_that_would_mean_more_end_the_start(
+    served: list[Settings], flags: tuple[str, ...], advice: str
+) -> None:
+    result = invoke("serve", "a/b", *flags, env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert advice in result.output
+    assert not served
+
+
+def test_a_key_on_the_command_line_or_in_the_environment(served: list[Settings]) -> None:
+    key = "a-secret-of-this-test"
+    assert invoke("serve", "--api-key", key).exit_code == 0
+    assert invoke("serve", env={"OUTRIDER_API_KEY": key}).exit_code == 0
+    for settings in served:
+        assert settings.keys.api_key is not None
+        assert settings.keys.api_key.get_secret_value() == key
+        assert key not in repr(settings)
+    client = mint_key(random.Random(1)).text
+    result = invoke("serve", env={"OUTRIDER_API_KEY": client})
+    assert result.exit_code == 0
+    assert "client's key" in result.stderr
+    assert client not in result.output
+    assert served[-1].keys.api_key is None
 
 
 def test_a_missing_key_ends_the_start() -> None:

@@ -1,4 +1,4 @@
-"""Check of the admin token's strength, before a gateway relies on it."""
+"""Check of the strength of secrets that operators choose, before a gateway relies on them."""
 
 import math
 import re
@@ -24,30 +24,30 @@ _ALPHABETS: Final = (
 _ADVICE: Final = "take a random one, such as `openssl rand -hex 32` prints"
 
 
-def check_admin_token(token: str) -> str | None:
+def check_token(setting: str, token: str) -> str | None:
     """Return a warning for a token that may be weak; None for a good one.
 
-    Raises SettingsError for one that can be guessed, or that no client could send.
+    Raises SettingsError, which names the `setting`, for one that can be guessed, or that no client
+    could send.
     """
     if len(token) < _MIN_CHARS:
         raise SettingsError(
-            f"keys.admin_token is shorter than {_MIN_CHARS} characters and could be guessed; "
-            f"{_ADVICE}"
+            f"{setting} is shorter than {_MIN_CHARS} characters and could be guessed; {_ADVICE}"
         )
     if len(set(token)) < _MIN_DISTINCT:
         raise SettingsError(
-            f"keys.admin_token has fewer than {_MIN_DISTINCT} different characters and could be "
+            f"{setting} has fewer than {_MIN_DISTINCT} different characters and could be "
             f"guessed; {_ADVICE}"
         )
     if len(token) > MAX_TOKEN_CHARS or not _VISIBLE.fullmatch(token) or id_in(token):
         raise SettingsError(
-            f"keys.admin_token must have at most {MAX_TOKEN_CHARS} visible ASCII characters and "
+            f"{setting} must have at most {MAX_TOKEN_CHARS} visible ASCII characters and "
             f"not the form of an API key; {_ADVICE}"
         )
     if most_bits(token) >= _WANTED_BITS:
         return None
     return (
-        f"keys.admin_token holds at most {most_bits(token):.0f} random bits, and {_WANTED_BITS} "
+        f"{setting} holds at most {most_bits(token):.0f} random bits, and {_WANTED_BITS} "
         f"are advised; {_ADVICE}"
     )
 

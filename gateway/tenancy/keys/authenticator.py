@@ -80,6 +80,14 @@ ADMIN_TOKEN: Final = Principal(
     scopes=Scopes(models=frozenset(), tiers=frozenset(), is_admin=True),
 )
 
+API_KEY_ID: Final = "api-key"
+API_KEY: Final = Principal(
+    key_id=API_KEY_ID,
+    name="keys.api_key",
+    tenant=API_KEY_ID,
+    scopes=Scopes(reads_metrics=True),
+)
+"""The principal of the key in the settings."""
 _MAX_CREDENTIAL_CHARS: Final = MAX_TOKEN_CHARS + 1
 """Longer ones are cut to this; none that long is valid, and each costs the same to hash."""
 _MALFORMED: Final[FailureReason] = "malformed"
@@ -99,7 +107,7 @@ class Authenticator:
 
     Every credential is verified; only failures are throttled. So a valid key is accepted despite
     other traffic from its address: behind a proxy all clients share one. Guessing gains nothing by
-    it, because keys hold 256 random bits and the admin token is checked for length at the start.
+    it, because keys hold 256 random bits and secrets of the settings are checked at the start.
     """
 
     def __init__(
@@ -108,16 +116,21 @@ class Authenticator:
         registry: KeyRegistry | None,
         *,
         mode: KeyMode = "auto",
-        admin_token: str | None = None,
+        tokens: Mapping[str, Principal] | None = None,
         throttle: AuthThrottle | None = None,
         metrics: TenantMetrics | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Store the arguments. `registry`: None without a database, and therefore without keys."""
+        """Store the arguments. `registry`: None without a database, and therefore without keys.
+
+        `tokens`: the secrets of the settings, ADMIN_TOKEN's and API_KEY's.
+        """
         self._hasher = hasher
         self._registry = registry
         self._mode = mode
-        self._admin_digest = None if admin_token is None else hasher.digest(admin_token)
+        chosen = tokens or {}
+        self._tokens = [(hasher.digest(token), principal) for token, principal in chosen.items()]
+        self._has_api_key = API_KEY in chosen.values()
         self._throttle = AuthThrottle(time.monotonic) if throttle is None else throttle
         self._metrics = metrics
         self._wall_clock = wall_clock
@@ -132,8 +145,8 @@ class Authenticator:
 
     @property
     def has_keys(self) -> bool:
-        """Return whether a key has ever existed."""
-        return self._registry is not None and self._registry.has_keys
+        """Return whether there is a key in the settings, or has ever been one in the database."""
+        return self._has_api_key or (self._registry is not None and self._registry.has_keys)
 
     @property
     def is_open(self) -> bool:
@@ -166,7 +179,7 @@ class Authenticator:
         digest = self._hasher.digest(credential)
         key_id = id_in(credential)
         if key_id is None:
-            principal, reason = self._admin(digest), _MALFORMED
+            principal, reason = self._of_token(digest), _MALFORMED
         else:
             principal, reason = self._key(key_id, digest)
         if principal is not None:
@@ -197,7 +210,7 @@ class Authenticator:
 
     def gone(self, key_id: str) -> AuthenticationError | None:
         """Return why the key of a running request is not valid any more; None: it is valid."""
-        is_no_key = key_id in (ANONYMOUS.key_id, ADMIN_TOKEN_ID)
+        is_no_key = key_id in (ANONYMOUS.key_id, ADMIN_TOKEN_ID, API_KEY_ID)
         if self._registry is None or self._mode == "off" or is_no_key:
             return None
         entry = self._registry.find(key_id)
@@ -223,10 +236,13 @@ class Authenticator:
         is_guess = reason not in ("revoked", "expired")
         return "throttled" if counted == "throttled" and is_guess else reason
 
-    def _admin(self, digest: bytes) -> Principal | None:
-        if self._admin_digest is None or not hmac.compare_digest(digest, self._admin_digest):
-            return None
-        return ADMIN_TOKEN
+    def _of_token(self, digest: bytes) -> Principal | None:
+        """Return the principal of a secret in the settings; each of them is compared."""
+        found = None
+        for token, principal in self._tokens:
+            if hmac.compare_digest(digest, token):
+                found = principal
+        return found
 
     def _key(self, key_id: str, digest: bytes) -> tuple[Principal | None, FailureReason]:
         """Return the key's principal if the digest matches. Takes as long for unknown ids."""

@@ -4,17 +4,20 @@ import logging
 import random
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from pydantic import SecretStr
 
 from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.gateway.storage.database import Database, DatabaseError
-from outrider.gateway.tenancy.keys.admin_token import check_admin_token
+from outrider.gateway.tenancy.keys.admin_token import check_token
 from outrider.gateway.tenancy.keys.auth_throttle import AuthThrottle
-from outrider.gateway.tenancy.keys.authenticator import Authenticator
+from outrider.gateway.tenancy.keys.authenticator import ADMIN_TOKEN, API_KEY, Authenticator
 from outrider.gateway.tenancy.keys.key_metrics import TenantMetrics
 from outrider.gateway.tenancy.keys.key_registry import KeyRegistry
 from outrider.gateway.tenancy.keys.key_store import KeyStore, load_secret
-from outrider.gateway.tenancy.keys.keys import KeyHasher
+from outrider.gateway.tenancy.keys.keys import KeyHasher, Principal
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +52,15 @@ def build_key_parts(
 
     Raises SettingsError for settings that contradict each other, and for an unavailable database.
     """
-    hidden = settings.keys.admin_token
-    token = None if hidden is None else hidden.get_secret_value()
-    if token is not None and (warning := check_admin_token(token)) is not None:
-        logger.warning("admin token may be weak advice=%s", warning)
-    if database is None and settings.keys.mode == "required":
+    keys = settings.keys
+    tokens = {
+        **_token("keys.admin_token", keys.admin_token, ADMIN_TOKEN),
+        **_token("keys.api_key", keys.api_key, API_KEY),
+    }
+    if database is None and keys.api_key is None and keys.mode == "required":
         raise SettingsError(
-            'keys.mode is required, but database_url is "none", so no key can exist'
+            'keys.mode is required, but database_url is "none", so no key can exist; set '
+            "keys.api_key"
         )
     hasher = _hasher(settings, database)
     store = registry = None
@@ -72,7 +77,7 @@ def build_key_parts(
         hasher,
         registry,
         mode=settings.keys.mode,
-        admin_token=token,
+        tokens=tokens,
         throttle=AuthThrottle(time.monotonic, num_processes=settings.server.workers),
         metrics=metrics,
     )
@@ -82,6 +87,16 @@ def build_key_parts(
         store=store,
         registry=registry,
     )
+
+
+def _token(setting: str, hidden: SecretStr | None, principal: Principal) -> Mapping[str, Principal]:
+    """Return a secret that the operator chose. Raises SettingsError for one that can be guessed."""
+    if hidden is None:
+        return {}
+    token = hidden.get_secret_value()
+    if (warning := check_token(setting, token)) is not None:
+        logger.warning("secret may be weak setting=%s advice=%s", setting, warning)
+    return {token: principal}
 
 
 def _nothing() -> None:

@@ -76,7 +76,11 @@ Assignments = Annotated[
 ]
 ParallelOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Devices that share the large model."),
+    typer.Option(
+        *("--tensor-parallel", "--tensor-parallel-size", "--tp-size", "--tp", "-tp"),
+        min=1,
+        help="Devices that share the large model.",
+    ),
     Sets("engine.tensor_parallel"),
 ]
 
@@ -130,7 +134,9 @@ class ModelFlags(PairFlags):
     device: DeviceOption = None
     dtype: DtypeOption = None
     num_threads: Annotated[
-        int | None, typer.Option(help="CPU threads of the engine."), Sets("engine.num_threads")
+        int | None,
+        typer.Option("--num-threads", "--threads", "-t", help="CPU threads of the engine."),
+        Sets("engine.num_threads"),
     ] = None
     tensor_parallel: ParallelOption = None
     speculation: Annotated[

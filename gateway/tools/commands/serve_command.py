@@ -1,15 +1,22 @@
 """`outrider serve`: the settings' flags, then a gateway until a signal ends it."""
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.gateway.settings.tree import Settings, load_settings
+from outrider.gateway.settings.tree import (
+    KEY_VARIABLE,
+    NONE,
+    Settings,
+    SettingsError,
+    load_settings,
+)
 from outrider.gateway.tools.commands.command_parts import (
     CommonFlags,
     ModelFlags,
@@ -21,6 +28,7 @@ from outrider.gateway.tools.commands.command_parts import (
     url_flags,
 )
 from outrider.gateway.tools.commands.flags import Sets, setting_flags, takes_flags
+from outrider.gateway.tools.commands.foreign_flags import ForgivingCommand
 
 if TYPE_CHECKING:
     from socket import socket
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
     from outrider.gateway.wiring.crew import Crew
     from outrider.gateway.wiring.serving import GatewayRun
 
+_AUTO = "auto"
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 _SERVE_EXAMPLES = """
@@ -41,7 +50,7 @@ Start the gateway and keep it up.
 
   outrider serve --large Qwen/Qwen3-8B --small Qwen/Qwen3-0.6B --device cuda
 
-  outrider serve --large ./my-model --port 9000  [dim]# one tier, drafts from text alone[/dim]
+  outrider serve ./my-model --port 9000  [dim]# one tier, drafts from text alone[/dim]
 
   outrider serve --config prod.toml --set engine.max_sequences=128
 
@@ -66,6 +75,61 @@ file.
 class ServeFlags:
     """The gateway's own flags, behind those of its models."""
 
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]", help="The same as --large, with no small model unless one is named."
+        ),
+    ] = None
+    named_model: Annotated[
+        str | None,
+        typer.Option(
+            *("--model", "-m", "--model-path"),
+            metavar="MODEL",
+            help="The same as MODEL, as other servers have it.",
+        ),
+    ] = None
+    revision: Annotated[
+        str | None,
+        typer.Option("--revision", metavar="REVISION", help="The same as --large-revision."),
+    ] = None
+    aliases: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--served-model-name",
+            "--alias",
+            "-a",
+            metavar="NAME",
+            help="A name that requests may use for the model as well (auto); repeatable.",
+        ),
+    ] = None
+    max_context: Annotated[
+        int | None,
+        typer.Option(
+            *("--max-context", "--max-model-len", "--context-length", "--ctx-size", "-c"),
+            metavar="N",
+            help="Tokens of prompt and answer together; the model's own limit by default.",
+        ),
+        Sets("engine.max_context"),
+    ] = None
+    max_sequences: Annotated[
+        int | None,
+        typer.Option(
+            *("--max-sequences", "--max-num-seqs", "--max-running-requests", "--parallel", "-np"),
+            metavar="N",
+            help="Answers generated concurrently; 64 by default.",
+        ),
+        Sets("engine.max_sequences"),
+    ] = None
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="A key that every request needs. Other users of this machine can see it here: "
+            "OUTRIDER_API_KEY keeps it from them.",
+        ),
+        Sets("keys.api_key"),
+    ] = None
     router: Annotated[
         str | None, typer.Option(help="Folder of a trained router."), Sets("models.router")
     ] = None
@@ -106,18 +170,59 @@ class ServeFlags:
     tiers: Tiers = None
 
 
-@app.command("serve", help=_SERVE_EXAMPLES)
+@app.command("serve", cls=ForgivingCommand, help=_SERVE_EXAMPLES)
 @reports_user_errors
 @takes_flags
 def serve(models: ModelFlags, own: ServeFlags, common: CommonFlags) -> None:
     """Start the gateway; the help is `_SERVE_EXAMPLES`."""
+    models = _with_model(models, own)
     flags = {
+        **_alias_flags(own.aliases),
+        **_key_in_environment(),
         **assigned(common.assignments),
         **setting_flags(models, own, common),
         **url_flags(models.large, models.small),
         **tier_flags(own.tiers),
     }
     _serve(load_settings(config_file=models.config, flags=flags))
+
+
+def _with_model(models: ModelFlags, own: ServeFlags) -> ModelFlags:
+    """Return the models with the one that is named as other servers do. Raises SettingsError."""
+    names = {name for name in (own.model, own.named_model, models.large) if name is not None}
+    if len(names) > 1:
+        raise SettingsError(f"two large models are named, {' and '.join(sorted(names))}; name one")
+    revisions = {name for name in (own.revision, models.large_revision) if name is not None}
+    if len(revisions) > 1:
+        raise SettingsError("--revision and --large-revision differ; give one of them")
+    is_alone = models.large is None and bool(names)
+    return replace(
+        models,
+        large=next(iter(names), None),
+        small=NONE if is_alone and models.small is None else models.small,
+        large_revision=next(iter(revisions), None),
+    )
+
+
+def _alias_flags(names: list[str] | None) -> dict[str, Any]:
+    """Return the setting of further names, which may have dots."""
+    return {"aliases": {name: {"models": (_AUTO,)} for name in names}} if names else {}
+
+
+def _key_in_environment() -> dict[str, str]:
+    """Return the setting of the key in OUTRIDER_API_KEY.
+
+    One that `outrider keys create` has made is a client's, as `outrider chat` reads it there.
+    """
+    from outrider.gateway.tenancy.keys.keys import id_in
+
+    key = os.environ.get(KEY_VARIABLE, "")
+    if not key:
+        return {}
+    if id_in(key):
+        typer.secho(f"outrider: {KEY_VARIABLE} holds a client's key, not this gateway's", err=True)
+        return {}
+    return {"keys.api_key": key}
 
 
 def _serve(settings: Settings) -> None:

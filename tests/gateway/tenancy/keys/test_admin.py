@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +17,8 @@ from starlette.testclient import TestClient
 from outrider.gateway.contract.errors.http import handle_exception
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.errors import ErrorResponse
+from outrider.gateway.settings.keys import KeySettings
+from outrider.gateway.settings.tree import Settings
 from outrider.gateway.storage.database import DatabaseError
 from outrider.gateway.tenancy.keys.admin import AdminApi
 from outrider.gateway.tenancy.keys.admin_handlers import AdminRoute
@@ -24,7 +27,7 @@ from outrider.gateway.tenancy.keys.admin_schema import (
     NewKeyReport,
     TeamReport,
 )
-from outrider.gateway.tenancy.keys.key_parts import open_parts
+from outrider.gateway.tenancy.keys.key_parts import build_key_parts
 from outrider.gateway.tenancy.keys.key_store import KeyStore
 from outrider.gateway.tenancy.keys.keys import Scopes, id_in
 from outrider.gateway.tenancy.keys.records import KeyOrder
@@ -321,9 +324,9 @@ def test_a_limit_of_an_unknown_tier_is_refused(world: World, kind: str) -> None:
 
 
 def test_without_a_database_there_is_nothing_to_administrate(world: World) -> None:
-    parts = open_parts()
+    keys = KeySettings(admin_token=SecretStr(ADMIN_TOKEN))
+    parts = build_key_parts(Settings(database_url="none", keys=keys), None)
     api = AdminApi(parts, read_small_body)
-    parts.authenticator._admin_digest = parts.authenticator._hasher.digest(ADMIN_TOKEN)
     world.authenticator = parts.authenticator
     with TestClient(app_of(world, api), headers=BOSS) as client:
         assert error_of(client.get("/admin/keys"), 404)["code"] == "no_database"

@@ -414,3 +414,29 @@ def test_a_refusal_says_how_to_ask() -> None:
     problem = problem_of(AuthenticationError("no"))
     assert problem.headers["www-authenticate"] == "Bearer"
     assert problem.status == 401
+
+
+def test_a_key_of_the_settings_is_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = "a-key-of-these-settings"
+    world = World(tmp_path, api_key=chosen)
+    compared: list[bytes] = []
+
+    def compare_digest(one: bytes, other: bytes) -> bool:
+        compared.append(one)
+        return one == other
+
+    monkeypatch.setattr(authenticator.hmac, "compare_digest", compare_digest)
+
+    def check() -> None:
+        assert not world.authenticator.is_open
+        principal = ask(world, chosen)
+        assert principal.key_id == "api-key"
+        assert not principal.scopes.is_admin
+        assert world.authenticator.authenticate(None, chosen, HOME) is principal
+        assert world.authenticator.gone(principal.key_id) is None
+        assert ask(world, ADMIN_TOKEN).key_id == ADMIN_TOKEN_ID
+        assert code_of(world, None) == "missing_api_key"
+        assert code_of(world, chosen[:-1]) == "invalid_api_key"
+
+    within(world, check)
+    assert len(compared) == 4 * 2  # each credential with both secrets, whichever is right

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.gateway.settings.keys import KeyMode
 from outrider.gateway.storage.database import Database
+from outrider.gateway.tenancy.keys import authenticator
 from outrider.gateway.tenancy.keys.auth_throttle import AuthThrottle
 from outrider.gateway.tenancy.keys.authenticator import Authenticator
 from outrider.gateway.tenancy.keys.key_metrics import TenantMetrics
@@ -33,6 +34,7 @@ class World:
         *,
         mode: KeyMode = "auto",
         admin_token: str | None = ADMIN_TOKEN,
+        api_key: str | None = None,
         refresh_s: float = 3600.0,
         slow_s: float = 10.0,
         isolate_tenants: bool = True,
@@ -44,6 +46,9 @@ class World:
             self.database, HASHER, randomness=random.Random(5), wall_clock=self.clock
         )
         metrics = TenantMetrics(self.registry)
+        tokens = {admin_token: authenticator.ADMIN_TOKEN} if admin_token else {}
+        if api_key is not None:
+            tokens[api_key] = authenticator.API_KEY
         self.keys = KeyRegistry(
             self.store,
             HASHER,
@@ -56,7 +61,7 @@ class World:
             HASHER,
             self.keys,
             mode=mode,
-            admin_token=admin_token,
+            tokens=tokens,
             throttle=AuthThrottle(self.clock, burst=5, per_minute=6),
             metrics=metrics,
             wall_clock=self.clock,
