@@ -47,9 +47,11 @@ from outrider.gateway.http.apis.messages.answers import MESSAGES_MODELS
 from outrider.gateway.http.apis.messages.openapi import count_tokens_operation, messages_operation
 from outrider.gateway.http.apis.ollama.answers import OLLAMA_MODELS
 from outrider.gateway.http.apis.ollama.api import problem_body
+from outrider.gateway.http.apis.ollama.embedding import OLLAMA_EMBEDDING_MODELS, OllamaEmbed
 from outrider.gateway.http.apis.ollama.endpoints import OllamaEndpoints
 from outrider.gateway.http.apis.ollama.openapi import (
     chat_operation,
+    embed_operation,
     generate_operation,
     ps_operation,
     show_operation,
@@ -105,6 +107,7 @@ _OTHER_MODELS: Final = (
     *RESPONSES_MODELS,
     *MESSAGES_MODELS,
     *OLLAMA_MODELS,
+    *OLLAMA_EMBEDDING_MODELS,
     *TOKENIZE_MODELS,
     *USAGE_MODELS,
     *DASHBOARD_MODELS,
@@ -210,7 +213,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
             endpoint
         )
     app.post("/v1/route", openapi_extra=route)(answers.route)
-    _add_ollama_routes(app, routes.ollama)
+    _add_ollama_routes(app, routes)
     _add_status_routes(app, routes)
     _add_tenant_routes(app, routes)
     _add_experiment_routes(app, routes)
@@ -255,8 +258,17 @@ def _add_status_routes(app: FastAPI, routes: Routes) -> None:
     get("/v1/dashboard", openapi_extra=figures)(_with_principal(routes.dashboard.dashboard))
 
 
-def _add_ollama_routes(app: FastAPI, ollama: OllamaEndpoints) -> None:
-    """Add what Ollama's API says of models."""
+def _add_ollama_routes(app: FastAPI, routes: Routes) -> None:
+    """Add what Ollama's API says of models, and its embeddings, which upstream tiers make."""
+    ollama, passing = routes.ollama, routes.passing
+    embeddings = next(each for each in PASSED_ROUTES if each.endpoint == "embeddings")
+    for path, is_old in (("/api/embed", False), ("/api/embeddings", True)):
+        translate = OllamaEmbed(parts=routes.answers.ollama_api.parts, is_old=is_old).request
+        app.post(
+            path,
+            openapi_extra=embed_operation(is_old=is_old),
+            include_in_schema=passing.passing.is_available(embeddings),
+        )(passing.endpoint(embeddings, translate))
     app.get("/api/tags", openapi_extra=tags_operation())(_with_principal(ollama.tags))
     app.get("/api/ps", openapi_extra=ps_operation())(_with_principal(ollama.ps))
     app.post("/api/show", openapi_extra=show_operation())(_with_principal(ollama.show))

@@ -23,6 +23,9 @@ from outrider.gateway.http.server.endpoints import RequestIntake, request_contex
 from outrider.gateway.http.server.veil import veil_for
 from outrider.gateway.tenancy.metering.meter import RequestMeter
 
+Translate = Callable[[bytes], Awaitable[tuple[bytes, Callable[[bytes], bytes]]]]
+"""Translates another API's request; returns it, and what translates its answer back."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -33,16 +36,20 @@ class PassThroughEndpoints:
     intake: RequestIntake
     passing: PassThrough
 
-    def endpoint(self, route: PassedRoute) -> Callable[[Request], Awaitable[Response]]:
-        """Return the endpoint of one path."""
+    def endpoint(
+        self, route: PassedRoute, translate: Translate | None = None
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of one path. `translate`: from another API's words, and back."""
 
         async def answer(request: Request) -> Response:
-            return self._answer(route, request)
+            return self._answer(route, request, translate)
 
         answer.__name__ = route.path.strip("/").replace("/", "_")
         return answer
 
-    def _answer(self, route: PassedRoute, request: Request) -> Response:
+    def _answer(
+        self, route: PassedRoute, request: Request, translate: Translate | None
+    ) -> Response:
         meter = self.intake.meter(request, route.path.strip("/"))
 
         async def work(scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,8 +64,9 @@ class PassThroughEndpoints:
             async def passed() -> None:
                 content_type = request.headers.get("content-type", "")
                 model = model_in_path(request)
-                found = await self.passing.answer(route, content_type, body, context, model)
-                responses.append(self._response(found, meter))
+                asked, answered = (body, None) if translate is None else await translate(body)
+                found = await self.passing.answer(route, content_type, asked, context, model)
+                responses.append(self._response(found, meter, answered))
 
             try:
                 await self._while_key_lasts(meter, until_departure(scope, receive, passed()))
@@ -73,12 +81,19 @@ class PassThroughEndpoints:
 
         return WorkResponse(work)
 
-    def _response(self, found: PassedAnswer, meter: RequestMeter) -> Response:
+    def _response(
+        self,
+        found: PassedAnswer,
+        meter: RequestMeter,
+        answered: Callable[[bytes], bytes] | None,
+    ) -> Response:
         """Return a server's answer without what the key and the alias do not reveal."""
         body, headers = found.body, {"x-outrider-tier": found.tier}
         veil = veil_for(self.passing.chains, found.model, meter.principal)
         if veil is not None:
             body, headers = veil.passed_body(body), veil.headers(headers)
+        if answered is not None:
+            body = answered(body)
         return Response(body, media_type=found.content_type, headers=headers)
 
     @staticmethod

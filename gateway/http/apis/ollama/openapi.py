@@ -4,6 +4,7 @@ from typing import Any
 
 from outrider.gateway.contract.schema.openapi import (
     failing_with,
+    failures,
     generation_operation,
     json_content,
     operation,
@@ -17,6 +18,12 @@ from outrider.gateway.http.apis.ollama.answers import (
     OllamaModels,
     OllamaVersion,
     ShownModel,
+)
+from outrider.gateway.http.apis.ollama.embedding import (
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
 )
 from outrider.gateway.http.apis.ollama.schema import (
     OllamaChatRequest,
@@ -61,6 +68,18 @@ def show_operation() -> dict[str, Any]:
     return failing_with(
         OllamaError, question_operation((OllamaShowRequest,), ShownModel, "One name.", "ollamaShow")
     )
+
+
+def embed_operation(*, is_old: bool) -> dict[str, Any]:
+    """A POST of texts, or of one in the older form."""
+    request, answer, name = (
+        (OllamaEmbeddingsRequest, OllamaEmbedding, "ollamaEmbeddings")
+        if is_old
+        else (OllamaEmbedRequest, OllamaEmbeddings, "ollamaEmbed")
+    )
+    described = question_operation((request,), answer, "Embeddings.", name)
+    described["responses"] |= failures(502)
+    return failing_with(OllamaError, described)
 
 
 def _generation(request: type, answer: type, operation_id: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
+import ollama
 import openai
 import pytest
 
@@ -118,6 +119,30 @@ def test_embeddings_are_passed_on_under_the_servers_name(make: Any, far: Far) ->
         made = client.embeddings.create(model="media", input="x", encoding_format="float")
         assert made.data[0].embedding == [0.5, 0.25]
         client.close()
+
+
+def test_embeddings_come_in_ollamas_words_too(make: Any, far: Far) -> None:
+    with make() as world, ollama.Client(host=world.url) as client:
+        made = client.embed("media:latest", ["Hello there"], dimensions=2, keep_alive="5m")
+        assert made.embeddings == [[0.5, 0.25]]
+        assert made.prompt_eval_count == 5
+        path, _, body = far.asked[-1]
+        assert path == "/v1/embeddings"
+        assert json.loads(body) == {"model": "embedder", "input": ["Hello there"], "dimensions": 2}
+        assert client.embeddings("media", "Hello").embedding == [0.5, 0.25]
+        assert json.loads(far.asked[-1][2])["input"] == "Hello"
+        paths = world.http.get("/openapi.json").json()["paths"]
+        assert {"/api/embed", "/api/embeddings"} <= paths.keys()
+        far.answer = lambda _: (200, "application/json", b'{"data": [{"embedding": "AAAA"}]}')
+        with pytest.raises(ollama.ResponseError, match="cannot be read"):
+            client.embed("media", "Hello")
+
+
+def test_without_a_tier_that_embeds_ollamas_clients_are_told(open_world: OpenWorld) -> None:
+    with open_world() as world, ollama.Client(host=world.url) as client:
+        with pytest.raises(ollama.ResponseError, match="no tier of this server has it"):
+            client.embed("small", "Hello")
+        assert "/api/embed" not in world.http.get("/openapi.json").json()["paths"]
 
 
 @pytest.mark.slow_cases
