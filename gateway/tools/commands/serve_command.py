@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.settings.tree import (
     KEY_VARIABLE,
     NONE,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from outrider.gateway.wiring.crew import Crew
     from outrider.gateway.wiring.serving import GatewayRun
 
-_AUTO = "auto"
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 _SERVE_EXAMPLES = """
@@ -206,7 +206,7 @@ def _with_model(models: ModelFlags, own: ServeFlags) -> ModelFlags:
 
 def _alias_flags(names: list[str] | None) -> dict[str, Any]:
     """Return the setting of further names, which may have dots."""
-    return {"aliases": {name: {"models": (_AUTO,)} for name in names}} if names else {}
+    return {"aliases": {name: {"models": (AUTO,)} for name in names}} if names else {}
 
 
 def _key_in_environment() -> dict[str, str]:

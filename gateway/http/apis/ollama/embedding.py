@@ -3,16 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from pydantic import Field
-
 from outrider.gateway.contract.errors.tree import GenerationError
 from outrider.gateway.contract.schema.common import (
-    MAX_LABEL_CHARS,
     Ignored,
     ListOf,
+    ModelName,
     OutriderOptions,
     PositiveCount,
     RequestModel,
@@ -28,7 +26,7 @@ _encode: Final = msgspec.json.Encoder().encode
 class _EmbeddingFields(RequestModel):
     """Fields of both endpoints."""
 
-    model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+    model: ModelName
     options: Ignored = None
     keep_alive: Ignored = None
     outrider: OutriderOptions | None = None

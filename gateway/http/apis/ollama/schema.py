@@ -9,18 +9,19 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, JsonValue
 
 from outrider.gateway.contract.schema.common import (
-    MAX_LABEL_CHARS,
     MAX_STOPS,
     WHOLE,
     Harmless,
     Ignored,
     Label,
     ListOf,
+    ModelName,
     OutriderOptions,
     Penalty,
     RequestModel,
     StopString,
 )
+from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.contract.schema.tools import MAX_TOOLS, FunctionName, Tool
 
 MAX_MESSAGES: Final = 100_000
@@ -97,7 +98,7 @@ class OllamaMessageParam(RequestModel):
 class OllamaFields(RequestModel):
     """Fields of chats and of prompts."""
 
-    model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+    model: ModelName = AUTO
     stream: Annotated[bool | None, Field(description="Absent: true.")] = None
     format: Annotated[
         Format | None, Field(description='"json", or a schema that the answer conforms to.')
@@ -132,5 +133,5 @@ class OllamaGenerateRequest(OllamaFields):
 class OllamaShowRequest(RequestModel):
     """A model to describe."""
 
-    model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+    model: ModelName
     verbose: Ignored = None
