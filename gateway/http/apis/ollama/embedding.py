@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+
 from outrider.gateway.contract.errors.tree import GenerationError
 from outrider.gateway.contract.schema.common import (
     Ignored,

@@ -107,3 +107,15 @@ def test_an_admin_token_of_few_bits_is_warned_of(caplog: pytest.LogCaptureFixtur
             )
         assert ("random bits" in caplog.text) is is_warned, token
         assert token not in caplog.text
+
+
+def test_a_key_of_the_settings_needs_no_database(caplog: pytest.LogCaptureFixture) -> None:
+    chosen = "a-key-of-these-settings"
+    keys = KeySettings(mode="required", api_key=SecretStr(chosen))
+    parts = build_key_parts(Settings(database_url="none", keys=keys), None)
+    assert parts.authenticator.authenticate(f"Bearer {chosen}", None, None).key_id == "api-key"
+    assert not parts.authenticator.is_open
+    assert chosen not in caplog.text
+    short = Settings(database_url="none", keys=KeySettings(api_key=SecretStr("hunter2")))
+    with pytest.raises(SettingsError, match=r"keys\.api_key is shorter than 16"):
+        build_key_parts(short, None)

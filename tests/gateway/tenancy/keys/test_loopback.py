@@ -1,6 +1,7 @@
 """Addresses on which a gateway without keys may listen; durations as people write them."""
 
 import pytest
+from pydantic import SecretStr
 
 from outrider.gateway.settings.keys import KeyMode, KeySettings
 from outrider.gateway.settings.loopback import is_loopback
@@ -8,6 +9,7 @@ from outrider.gateway.settings.sections import ServerSettings
 from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.gateway.tenancy.keys.loopback import listen_host
 from outrider.gateway.tenancy.keys.timestamps import date_text, duration_s, expiry_s
+from outrider.gateway.wiring.start import serving_host
 
 
 def settings(host: str, mode: KeyMode = "auto") -> Settings:
@@ -31,6 +33,13 @@ def test_without_keys_only_this_machine_may_ask(host: str, own: str) -> None:
     assert "outrider keys create" in warning
     assert listen_host(settings(host), has_keys=True) == (host, None)
     assert listen_host(settings(host, "required"), has_keys=False) == (host, None)
+
+
+def test_a_key_of_the_settings_opens_the_gateway_to_others() -> None:
+    keys = KeySettings(api_key=SecretStr("a-key-of-these-settings"))
+    opened = Settings(server=ServerSettings(host="0.0.0.0"), keys=keys)
+    assert listen_host(opened, has_keys=False) == ("0.0.0.0", None)
+    assert serving_host(opened) == ("0.0.0.0", None)
 
 
 def test_an_open_door_is_told_of() -> None:
