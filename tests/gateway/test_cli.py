@@ -318,6 +318,8 @@ def test_a_key_on_the_command_line_or_in_the_environment(served: list[Settings])
     assert "client's key" in result.stderr
     assert client not in result.output
     assert served[-1].keys.api_key is None
+    assert invoke("serve", env={"OUTRIDER_API_KEY": "none"}).exit_code == 0
+    assert served[-1].keys.api_key is None
 
 
 def test_a_missing_key_ends_the_start() -> None:

@@ -217,7 +217,7 @@ def _key_in_environment() -> dict[str, str]:
     from outrider.gateway.tenancy.keys.keys import id_in
 
     key = os.environ.get(KEY_VARIABLE, "")
-    if not key:
+    if key in ("", NONE):  # what clients are told to send where no key is required
         return {}
     if id_in(key):
         typer.secho(f"outrider: {KEY_VARIABLE} holds a client's key, not this gateway's", err=True)
