@@ -219,6 +219,11 @@ JOBS = (
         quick=("--requests", "50", "--repeats", "1"),
     ),
     Job(
+        script="bench_second_turn",
+        arguments=(),
+        quick=("--repeats", "1", "--large", "20M"),
+    ),
+    Job(
         script="bench_replay",
         arguments=("--repeats", "2"),
         quick=("--repeats", "1", "--seconds", "1", "--warm-up", "0.2", "--rate", "50"),
