@@ -1,6 +1,11 @@
 """Settings of the step loop."""
 
 from dataclasses import dataclass
+from typing import Final
+
+MAX_SCORED_ROWS: Final = 256
+"""Rows of prompts in one pass whose log-probabilities are wanted: each takes a vocabulary of
+float32, however long the prompt is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from outrider.engine.events import (
     EngineEvent,
     EngineInfo,
     EngineStats,
+    TokensEmitted,
 )
 from outrider.engine.grammar.grammar import GrammarCompiler
 from outrider.engine.passes.runner import ModelRunner
@@ -353,19 +354,24 @@ class Engine:
             computed = min(computed, len(sequence.token_ids) - 1)
         sequence.view.advance(computed, sequence.token_ids)
         sequence.view.trim()
-        sequence.count(event)
-        self._speculation.num_unratified_tokens += event.num_unratified_tokens
-        self._speculation.count(item.tree, verdict.accepted_nodes[: len(emitted)])
-        for counts in self.scheduler.counts(sequence, sequence.tier):
-            counts.note_emission(event)
+        if emitted or reason is None:  # else no token was asked for
+            self._count(item, verdict, event)
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
             self._gate.note_first_token(sequence, now_s)
         if reason is not None:
             self.scheduler.times.note_answer(sequence, now_s)
-        self._events.append(event)
-        if reason is not None:
             self._endings.end(sequence, reason)
+
+    def _count(self, item: VerifyItem, verdict: Verdict, event: TokensEmitted) -> None:
+        """Report what was emitted, and count it."""
+        sequence = item.sequence
+        self._events.append(event)
+        sequence.count(event)
+        self._speculation.num_unratified_tokens += event.num_unratified_tokens
+        self._speculation.count(item.tree, verdict.accepted_nodes[: len(event.token_ids)])
+        for counts in self.scheduler.counts(sequence, sequence.tier):
+            counts.note_emission(event)
 
     # ---- what is going on -----------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Literal
 from outrider.engine.request import AdapterRef
 from outrider.engine.trace import StepTrace
 from outrider.verifier.params import Source, Tier
-from outrider.verifier.token_logprobs import TokenLogprobs
+from outrider.verifier.token_logprobs import PromptLogprobs, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -29,6 +29,8 @@ class PrefillDone:
     hidden_state: tuple[float, ...] | None = None
     """The last prompt token's, after the final norm, [hidden_size] floats; given when the request
     asked for it."""
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    """Where the request asked for them: one for each token of the prompt but the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,9 @@ GrammarKind = Literal["json", "json_schema", "regex", "choice", "grammar", "part
 
 MAX_GRAMMAR_BYTES = 64 * 2**10
 
+MAX_PROMPT_LOGPROBS: Final = 2**17
+"""Log-probabilities of one prompt's tokens, each with its alternatives."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
@@ -166,6 +169,12 @@ class EngineRequest:
                 f"resumed_token_ids has {num_resumed} tokens, more than max_tokens="
                 f"{self.sampling.max_tokens}"
             )
+        num_logprobs = num_prompt_logprobs(len(self.prompt_token_ids), self.sampling)
+        if num_logprobs > MAX_PROMPT_LOGPROBS:
+            raise ValueError(
+                f"num_prompt_logprobs={self.sampling.num_prompt_logprobs} means {num_logprobs} "
+                f"log-probabilities of this prompt, more than {MAX_PROMPT_LOGPROBS}"
+            )
         if len({ref.tier for ref in self.adapters}) < len(self.adapters):
             raise ValueError("adapters has two of one tier")
         if not 0.0 < self.weight < math.inf:
@@ -174,3 +183,9 @@ class EngineRequest:
             raise ValueError(f"priority={self.priority} must be {HIGH}, {NORMAL} or {LOW}")
         if self.arrival_s is not None and not math.isfinite(self.arrival_s):
             raise ValueError(f"arrival_s={self.arrival_s} must be None or finite")
+
+
+def num_prompt_logprobs(num_prompt_tokens: int, sampling: SamplingParams) -> int:
+    """Count the log-probabilities of a prompt that are asked for, the alternatives among them."""
+    num_top = sampling.num_prompt_logprobs
+    return 0 if num_top is None else num_prompt_tokens * (num_top + 1)

@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from outrider.verifier.token_logprobs import TokenLogprobs
+from outrider.kernels.upload import read_back
+from outrider.verifier.token_logprobs import PromptLogprobs, TokenLogprobs
+
+# Rows whose log-probabilities are worked out at once: each takes a vocabulary of float32.
+_CHUNK_ROWS: Final = 64
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -53,6 +58,32 @@ def token_logprobs(
             token_ids, num_top, chosen, top_ids, top_values, strict=True
         )
     ]
+
+
+def prompt_logprobs(
+    logits: Tensor, token_ids: SequenceOf[int], num_top: int
+) -> list[PromptLogprobs]:
+    """Return the log-probabilities of the tokens that follow the rows, which are all in the prompt.
+
+    logits: float32 [n, vocab_size]; token_ids: n. Waits for the device.
+    """
+    entries: list[PromptLogprobs] = []
+    for start in range(0, len(token_ids), _CHUNK_ROWS):
+        ids = token_ids[start : start + _CHUNK_ROWS]
+        rows = logits[start : start + len(ids)]
+        chosen = torch.tensor(ids, device=logits.device)
+        found = logprob_rows(rows, chosen, num_top)
+        num_better = (rows > rows.gather(1, chosen[:, None])).sum(1)
+        *tops, ranks = read_back([*found.tensors, num_better])
+        entries += [
+            PromptLogprobs(
+                token_id=entry.token_id, logprob=entry.logprob, top=entry.top, rank=rank + 1
+            )
+            for entry, rank in zip(
+                token_logprobs(ids, [num_top] * len(ids), tops), ranks.tolist(), strict=True
+            )
+        ]
+    return entries
 
 
 def most_wanted(num_logprobs: SequenceOf[int | None]) -> int:

@@ -27,7 +27,7 @@ _LEAST: Final = math.ulp(0.0)
 
 # The fields of SamplingParams with bounds of their own, each allowed value between both included.
 _BOUNDS: Final = (
-    ("max_tokens", 1, _MOST_COUNT, f"in [1, {_MOST_COUNT}]"),
+    ("max_tokens", 0, _MOST_COUNT, f"in [0, {_MOST_COUNT}]"),
     ("temperature", 0.0, 100.0, "in [0, 100]"),
     ("top_k", 0, _MOST_COUNT, f"in [0 (off), {_MOST_COUNT}]"),
     ("top_p", _LEAST, 1.0, "in (0, 1]"),
@@ -53,6 +53,7 @@ class SamplingParams:
     """
 
     max_tokens: int
+    """0: the prompt is computed, and no token is chosen."""
     temperature: float = 0.0
     """0, or below 1e-6, is greedy."""
     top_k: int = 0
@@ -68,6 +69,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
     """Alternatives reported beside each emitted token. None: no log-probabilities."""
+    num_prompt_logprobs: int | None = None
+    """Alternatives reported beside each token of the prompt. None: no log-probabilities of it."""
     presence_penalty: float = 0.0
     """Subtracted from the logit of each token that occurs in the answer (OpenAI)."""
     frequency_penalty: float = 0.0
@@ -90,8 +93,10 @@ class SamplingParams:
             raise ValueError(
                 f"min_tokens={self.min_tokens} must be in [0, max_tokens={self.max_tokens}]"
             )
-        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= 20:
-            raise ValueError(f"num_logprobs={self.num_logprobs} must be None or in [0, 20]")
+        for name in ("num_logprobs", "num_prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 20:
+                raise ValueError(f"{name}={value} must be None or in [0, 20]")
         self._check_tokens()
 
     def _check_tokens(self) -> None:

@@ -11,3 +11,11 @@ class TokenLogprobs:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """(token id, log-probability), best first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobs(TokenLogprobs):
+    """Those of a prompt's token, given the tokens before it."""
+
+    rank: int
+    """Its place among all tokens: 1 is the likeliest."""

@@ -7,10 +7,11 @@ from typing import Final, Protocol
 
 import torch
 
+from outrider.engine.config import MAX_SCORED_ROWS
 from outrider.engine.model.protocol import CausalModel
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 
-# A pass asks for logits of at most so many rows for each sequence: a tree's.
+# A pass asks for logits of at most so many rows for each sequence, a tree's, and of scored rows.
 _LOGIT_ROWS: Final = 16
 # Beside the model's own float32 logits, copies that choosing tokens makes: rules, noise, chances.
 _LOGIT_COPIES: Final = 3
@@ -113,7 +114,7 @@ def _prepared(
                 view=view,
                 token_ids=[row % model.config.vocab_size for row in range(num_rows)],
                 start_slot=0,
-                num_logit_rows=min(num_rows, _LOGIT_ROWS * largest.max_sequences),
+                num_logit_rows=min(num_rows, _LOGIT_ROWS * largest.max_sequences + MAX_SCORED_ROWS),
             ),
         )
         view.release()

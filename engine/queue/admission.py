@@ -165,7 +165,7 @@ class ObjectiveGate:
     @staticmethod
     def _rows_of(sequence: Sequence) -> int:
         """Return what is left of its prompt after the prefix that is cached."""
-        num_cached = sequence.view.match_prefix(sequence.token_ids)
+        num_cached = sequence.view.match_prefix(sequence.cacheable_token_ids)
         sequence.view.release()
         return len(sequence.token_ids) - num_cached
 

@@ -101,7 +101,7 @@ class BlockSpace:
 
     def _match_prefix(self, newcomer: Sequence) -> None:
         """Take the cached blocks of a prompt: fewer where a head lacks some of the last ones."""
-        view, token_ids = newcomer.view, newcomer.token_ids
+        view, token_ids = newcomer.view, newcomer.cacheable_token_ids
         num_cached = view.match_prefix(token_ids)
         if newcomer.tier != "large" or self._heads is None:
             return

@@ -1,6 +1,6 @@
-"""Rows of a pass that prompts may have, those of batch requests counted apart."""
+"""Rows of a pass that prompts may have: those of batch requests, and scored ones, counted apart."""
 
-from outrider.engine.config import EngineConfig
+from outrider.engine.config import MAX_SCORED_ROWS, EngineConfig
 from outrider.engine.queue.policy import StepThrottle
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.ttft_predictor import ServiceTimes
@@ -19,10 +19,12 @@ class PrefillRows:
         self._config = config
         self._times = times
         self._num_batch_rows = 0
+        self._num_scored_rows = 0
 
     def begin_pass(self, tier: Tier, *, is_decoding: bool) -> int:
         """Return the rows that a pass may have; fewer where answers wait for their next token."""
         config = self._config
+        self._num_scored_rows = MAX_SCORED_ROWS
         budget_s = config.prefill_chunk_s if is_decoding else config.lone_prefill_s
         num_rows = self._times.prefill_rows(tier, budget_s)
         if self.throttle is not None:
@@ -34,12 +36,27 @@ class PrefillRows:
     def take(self, sequence: Sequence, num_left: int) -> int:
         """Return how many of its uncomputed tokens go into the pass, which has `num_left` rows."""
         num_tokens = min(sequence.num_prefill_tokens, num_left)
-        if self.throttle is not None and sequence.request.objective.is_batch:
+        is_batch = self.throttle is not None and sequence.request.objective.is_batch
+        if is_batch:
             num_tokens = min(num_tokens, self._num_batch_rows)
+        if sequence.num_unscored_tokens:
+            num_tokens = self._take_scored(sequence, num_tokens)
+        if is_batch:
             self._num_batch_rows -= num_tokens
         return num_tokens
 
+    def _take_scored(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many go into it of a prompt whose tokens' log-probabilities are wanted."""
+        # Rows that were scored before a pre-emption are computed again, and not scored again.
+        num_known = len(sequence.prompt_logprobs) - sequence.view.num_computed_tokens
+        num_scored = min(sequence.num_unscored_tokens, self._num_scored_rows)
+        num_tokens = min(num_tokens, num_known + num_scored)
+        self._num_scored_rows -= max(num_tokens - num_known, 0)
+        return num_tokens
+
     def leaves_out(self, sequence: Sequence) -> bool:
-        """True if it is a batch sequence and batch prompts have had their rows of the pass."""
+        """True if it is of a kind that has had its rows of the pass."""
+        if sequence.num_unscored_tokens and not self._num_scored_rows:
+            return True
         is_full = self.throttle is not None and self._num_batch_rows <= 0
         return is_full and sequence.request.objective.is_batch

@@ -10,6 +10,7 @@ from outrider.engine.events import FinishReason, RequestStats, TokensEmitted
 from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.work_counts import WorkCounts
 from outrider.verifier.params import TIERS, CascadeParams, SamplingParams, Tier
+from outrider.verifier.token_logprobs import PromptLogprobs
 
 if TYPE_CHECKING:  # they load torch, which the queue does without
     from outrider.engine.grammar.grammar import GrammarState
@@ -69,6 +70,8 @@ class Sequence:
     """What broke while its rules, its grammar or its guesses were followed. Nothing is emitted
     then."""
     prefill_was_reported: bool = False
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    """Those of the prompt that this tier has computed so far; a pre-emption does not lose them."""
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     num_cached_tokens: int | None = None
@@ -148,6 +151,24 @@ class Sequence:
         return self.num_uncomputed_tokens - (self.cascade is not None)
 
     @property
+    def num_unscored_tokens(self) -> int:
+        """Tokens of the prompt whose log-probabilities are wanted, and not known yet.
+
+        Rows that give one choose no token of the answer, so the prompt's last token waits for a
+        pass of its own.
+        """
+        if self.sampling.num_prompt_logprobs is None or self.prefill_was_reported:
+            return 0
+        return self.num_prompt_tokens - 1 - len(self.prompt_logprobs)
+
+    @property
+    def cacheable_token_ids(self) -> list[int]:
+        """The tokens whose prefix may be taken from the cache, which has no log-probabilities."""
+        if not self.num_unscored_tokens:
+            return self.token_ids
+        return self.token_ids[: len(self.prompt_logprobs) + 1]
+
+    @property
     def is_decoding(self) -> bool:
         """True if only the last token is uncomputed and an answer has begun, or may begin so."""
         has_begun = self.num_output_tokens > 0 or self.cascade is not None
@@ -186,6 +207,7 @@ class Sequence:
         self.proposal_candidates = self.candidates if is_up else []
         del self.token_ids[self.num_prompt_tokens :]
         self.continue_on(tier, noise)
+        self.prompt_logprobs = []
         self.first_token_s = None
         self.num_resumed_tokens = 0
         self.num_drafted_tokens = self.num_accepted_tokens = self.num_steps = 0

@@ -17,7 +17,11 @@ from outrider.engine.queue.scheduler import PassPlan, Scheduler
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.step.tier_switch import TierSwitcher
 from outrider.engine.step.timed_passes import TimedPasses
-from outrider.engine.trees.verify_items import VerifiedPass, answer_slices
+from outrider.engine.trees.verify_items import (
+    VerifiedPass,
+    answer_slices,
+    note_prompt_logprobs,
+)
 from outrider.verifier.coupled import CoupledVerifier
 from outrider.verifier.next_tokens import NextRow
 from outrider.verifier.params import Tier
@@ -153,6 +157,7 @@ class Drafting:
             item.first_row += num_front
         output = self._passes.forward("small", answers + wanted.slices, wanted.device_rows)
         self._count_rows(wanted, "small")
+        note_prompt_logprobs(plan.prefills, answers, output.logits, first_row=num_front)
         self._scheduler.note_prefills(plan)
         if items:
             self._verify(VerifiedPass(items=items, output=output))

@@ -19,6 +19,7 @@ from outrider.engine.trees.verify_items import (
     answer_slices,
     attach_tree,
     fit_tree,
+    note_prompt_logprobs,
     pass_logprobs,
 )
 from outrider.kernels.upload import upload
@@ -191,6 +192,12 @@ class LargePass:
             ] + done.items
             done.verdicts = [*known.verdicts, *done.verdicts]
         done.logprobs = pass_logprobs(done)
+        note_prompt_logprobs(
+            launched.plan.prefills,
+            launched.slices,
+            launched.output.logits,
+            first_row=0 if forest is None else forest.total_rows,
+        )
         self._runners["large"].check()  # before anything is emitted
         reader = None if self._drafter is None else self._drafter.features
         if reader is not None and reader.reads_any:

@@ -16,7 +16,12 @@ from outrider.engine.trace import StepTrace
 from outrider.engine.trees.origins import step_trace
 from outrider.engine.trees.speculation_counts import num_predicted, num_reused
 from outrider.kernels.upload import read_back, upload
-from outrider.verifier.logprobs import logprob_rows, most_wanted, token_logprobs
+from outrider.verifier.logprobs import (
+    logprob_rows,
+    most_wanted,
+    prompt_logprobs,
+    token_logprobs,
+)
 from outrider.verifier.own_failure import OwnFailure
 from outrider.verifier.token_logprobs import TokenLogprobs
 from outrider.verifier.token_tree import TokenTree
@@ -64,7 +69,7 @@ def answer_slices(
             view=sequence.view,
             token_ids=sequence.token_ids[start:end],
             start_slot=start,
-            num_logit_rows=int(is_complete),
+            num_logit_rows=int(is_complete) or num_scored_rows(sequence, end),
         )
         if is_complete:
             tree = TokenTree.root_only(sequence.token_ids[-1])
@@ -74,6 +79,38 @@ def answer_slices(
         else:
             partial.append(piece)
     return slices + partial, items
+
+
+def num_scored_rows(sequence: Sequence, end: int) -> int:
+    """Count the rows of a prompt, up to slot `end`, whose log-probabilities are still wanted."""
+    if not sequence.num_unscored_tokens:
+        return 0
+    return max(end - len(sequence.prompt_logprobs), 0)
+
+
+def note_prompt_logprobs(
+    prefills: list[tuple[Sequence, int]],
+    slices: list[ForwardSlice],
+    logits: Tensor,
+    *,
+    first_row: int,
+) -> None:
+    """Keep the log-probabilities of the prompts that a pass has computed, where they are wanted.
+
+    To be called before the prefills are noted. first_row: the first row of the slices' logits.
+    """
+    wanted = {id(sequence.view): sequence for sequence, _ in prefills}
+    row = first_row
+    for piece in slices:
+        sequence, num_rows = wanted.get(id(piece.view)), piece.num_logit_rows
+        if sequence is not None and num_rows and sequence.num_unscored_tokens:
+            first, num_top = len(sequence.prompt_logprobs), sequence.sampling.num_prompt_logprobs
+            sequence.prompt_logprobs += prompt_logprobs(
+                logits[row : row + num_rows],
+                sequence.token_ids[first + 1 : first + 1 + num_rows],
+                num_top or 0,
+            )
+        row += num_rows
 
 
 def attach_tree(piece: ForwardSlice, tree: TokenTree) -> list[ForwardSlice]:
@@ -163,6 +200,7 @@ def prefill_done(sequence: Sequence, hidden: Tensor) -> PrefillDone:
         num_cached_tokens=sequence.num_cached_tokens or 0,
         queue_s=sequence.queue_s or 0.0,
         hidden_state=tuple(hidden.float().tolist()) if is_wanted else None,
+        prompt_logprobs=tuple(sequence.prompt_logprobs),
     )
 
 

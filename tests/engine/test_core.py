@@ -146,9 +146,10 @@ def test_unknown_ids_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("max_tokens", 0), ("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1),
+        ("max_tokens", -1), ("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1),
         ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 1.1), ("seed", -1),
         ("seed", 2**64), ("choice_index", -1), ("num_logprobs", 21), ("num_logprobs", -1),
+        ("num_prompt_logprobs", 21), ("num_prompt_logprobs", -1),
     ],
 )  # fmt: skip
 def test_sampling_out_of_range_names_the_field(name: str, value: Any) -> None:

@@ -32,7 +32,7 @@ from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.telemetry.logs import LogFormat
 from outrider.verifier.params import Tier
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Of the messages between a gateway and an engine's process."""
 
 
