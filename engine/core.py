@@ -341,7 +341,8 @@ class Engine:
             return
         if not sequence.prefill_was_reported:
             sequence.prefill_was_reported = True
-            self._events.append(prefill_done(sequence, done.output.hidden[item.first_row]))
+            hidden = done.output.hidden[item.first_row]
+            self._events.append(prefill_done(sequence, hidden, self._runners))
         emitted, reason = cut_at_end(
             verdict.token_ids, sequence.stop_token_ids, sequence.num_remaining_tokens
         )

@@ -19,7 +19,7 @@ class PromptTooLongError(EngineError):
 
     def __init__(self, *, num_tokens: int, max_tokens: int, max_context: int) -> None:
         # A client that named no max_tokens asked for one at least, and cannot lower it.
-        answer = f"max_tokens is {max_tokens}" if max_tokens > 1 else "an answer needs one"
+        answer = "an answer needs one" if max_tokens == 1 else f"max_tokens is {max_tokens}"
         cure = " or lower max_tokens" if max_tokens > 1 else ""
         super().__init__(
             # Clients know by these words that a shorter conversation would be answered.

@@ -29,6 +29,8 @@ class PrefillDone:
     hidden_state: tuple[float, ...] | None = None
     """The last prompt token's, after the final norm, [hidden_size] floats; given when the request
     asked for it."""
+    numerics: str = ""
+    """The arithmetic behind the answer: the models', their caches', their adapters'."""
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     """Where the request asked for them: one for each token of the prompt but the first."""
 
@@ -268,6 +270,8 @@ class TierInfo:
     num_parameters: int
     dtype: str
     device: str
+    created: int = 0
+    """Seconds since 1970 when its weights were written; 0 where it is unknown."""
     fingerprint: str = ""
     """16 hexadecimal digits that change with the checkpoint (engine/model/fingerprint.py). Empty
     where it is unknown."""

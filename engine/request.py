@@ -15,7 +15,7 @@ GrammarKind = Literal["json", "json_schema", "regex", "choice", "grammar", "part
 
 MAX_GRAMMAR_BYTES = 64 * 2**10
 
-MAX_PROMPT_LOGPROBS: Final = 2**17
+MAX_PROMPT_LOGPROBS: Final = 2**16
 """Log-probabilities of one prompt's tokens, each with its alternatives."""
 
 

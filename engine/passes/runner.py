@@ -144,6 +144,11 @@ class ModelRunner:
         """Width of the logits."""
         return self.model.config.vocab_size
 
+    @property
+    def numerics(self) -> str:
+        """The fingerprint of the model's arithmetic, and the type of its keys and values."""
+        return f"{self.model.numerics} {self.kv_cache.dtype}"
+
     def new_view(
         self, cache_salt: str, adapter: LoraWeights | None = None, *, is_shared: bool = True
     ) -> KVView:

@@ -1,5 +1,6 @@
 """Turns a pass plan into the rows of a pass, and its logits into what is emitted."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,6 +24,7 @@ from outrider.verifier.logprobs import (
     token_logprobs,
 )
 from outrider.verifier.own_failure import OwnFailure
+from outrider.verifier.params import Tier
 from outrider.verifier.token_logprobs import TokenLogprobs
 from outrider.verifier.token_tree import TokenTree
 from outrider.verifier.verdict import Verdict
@@ -189,7 +191,9 @@ def cut_at_end(
     return token_ids, None
 
 
-def prefill_done(sequence: Sequence, hidden: Tensor) -> PrefillDone:
+def prefill_done(
+    sequence: Sequence, hidden: Tensor, runners: Mapping[Tier, ModelRunner]
+) -> PrefillDone:
     """The event of a prefill that is complete; `hidden`: its last row's state, [hidden_size]."""
     # Behind an answer that was kept, or was there before a pre-emption, it is not the prompt's.
     is_wanted = sequence.request.return_hidden_state and not sequence.num_output_tokens
@@ -200,8 +204,18 @@ def prefill_done(sequence: Sequence, hidden: Tensor) -> PrefillDone:
         num_cached_tokens=sequence.num_cached_tokens or 0,
         queue_s=sequence.queue_s or 0.0,
         hidden_state=tuple(hidden.float().tolist()) if is_wanted else None,
+        numerics=_numerics(sequence, runners),
         prompt_logprobs=tuple(sequence.prompt_logprobs),
     )
+
+
+def _numerics(sequence: Sequence, runners: Mapping[Tier, ModelRunner]) -> str:
+    """Name the arithmetic of all models that have a part in a sequence's answer."""
+    tiers: tuple[Tier, ...] = ("large", "small") if sequence.cascade else (sequence.tier,)
+    parts = [runners[tier].numerics for tier in tiers]
+    if (adapter := sequence.adapters.get(sequence.tier)) is not None:
+        parts.append(adapter.digest)
+    return " ".join(parts)
 
 
 def emission(

@@ -72,7 +72,8 @@ class UpstreamCall:
     @property
     def token_limit(self) -> int | None:
         """Return the most tokens that each answer may have; None where the request names none."""
-        limit = self.document.get("max_completion_tokens") or self.document.get("max_tokens")
+        newer, older = map(self.document.get, ("max_completion_tokens", "max_tokens"))
+        limit = older if newer is None else newer
         return int(limit) if isinstance(limit, int | float) else None
 
     @property

@@ -236,7 +236,7 @@ def as_one_answer(usage: UpstreamUsage, num_before: int) -> UpstreamUsage:
 def has_reached_limit(call: UpstreamCall, delivered: Delivered, count: CountText | None) -> bool:
     """Return whether the answer broke off exactly at its maximum length."""
     limit = call.token_limit
-    return limit is not None and delivered.num_tokens(count) >= limit
+    return limit is not None and 0 < limit <= delivered.num_tokens(count)
 
 
 def ending(call: UpstreamCall, delivered: Delivered, usage: UpstreamUsage) -> list[Chunk]:

@@ -80,8 +80,11 @@ TRIALS: Final[Mapping[str, Trial]] = {
     "web_search_options": trial({}),
     "moderation": trial({"model": "m"}),
     "best_of": trial(2, 1),
-    "echo": trial(True, False),
+    "echo": trial(True),
     "suffix": trial("the end", ""),
+    "prompt_logprobs": trial(0),
+    "return_token_ids": trial(True),
+    "return_tokens_as_token_ids": trial(True, logprobs=True),
     "outrider": trial({"speculation": "off"}),
     "top_k": trial(5),
     "min_p": trial(0.5),
@@ -94,7 +97,11 @@ TRIALS: Final[Mapping[str, Trial]] = {
     "continue_final_message": trial(True, messages=TALK),
     "add_generation_prompt": trial(False),
 }
-TRIALS_OF_COMPLETIONS: Final = {**TRIALS, "logprobs": trial(2)}
+TRIALS_OF_COMPLETIONS: Final = {
+    **TRIALS,
+    "logprobs": trial(2),
+    "return_tokens_as_token_ids": trial(True, logprobs=2),
+}
 
 
 def message(**fields: Json) -> Document:

@@ -26,7 +26,7 @@ from outrider.engine.trace import StepTrace, TokenOrigin
 from outrider.gateway.engines.backends.client import OnEnd, PausedRequests, tell_end
 from outrider.gateway.engines.backends.seen_work import SeenWork
 from outrider.verifier.params import Tier
-from outrider.verifier.token_logprobs import TokenLogprobs
+from outrider.verifier.token_logprobs import PromptLogprobs, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +201,8 @@ class ScriptedClient:
             num_cached_tokens=script.num_cached_tokens,
             queue_s=0.25,
             hidden_state=script.hidden_state if request.return_hidden_state else None,
+            numerics=f"scripted-{tier}",
+            prompt_logprobs=_prompt_logprobs(request, script),
         )
         for step in script.steps:
             await asyncio.sleep(script.gap_s)
@@ -323,4 +325,16 @@ def some_stats() -> EngineStats:
         num_unratified_tokens=6,
         num_stretched_steps=300,
         stretch_plain_steps=390.0,
+    )
+
+
+def _prompt_logprobs(request: EngineRequest, script: Script) -> tuple[PromptLogprobs, ...]:
+    """The n-th token of a prompt has -n / 8, and is the likeliest but two."""
+    num_top = request.sampling.num_prompt_logprobs
+    if num_top is None:
+        return ()
+    top = tuple((i, -0.0625 * (rank + 1)) for rank, i in enumerate(script.top_ids))
+    return tuple(
+        PromptLogprobs(token_id=token_id, logprob=-number / 8, top=top[:num_top], rank=3)
+        for number, token_id in enumerate(request.prompt_token_ids[1:], start=1)
     )

@@ -251,4 +251,4 @@ def error_of_all(errors: Sequence[GatewayError | EngineError]) -> Exception:
 
 def _is_given(name: str, document: Mapping[str, Any]) -> bool:
     """Return whether a length is given under its other name."""
-    return name in _LENGTHS and any(document.get(other) is not None for other in _LENGTHS)
+    return name in _LENGTHS and any(document.get(other) not in (None, -1) for other in _LENGTHS)

@@ -65,7 +65,7 @@ class LocalParts:
     def likely_tokens(self, parsed: ParsedRequest) -> int:
         """Return the likely number of tokens of the answer."""
         typical = round(self.jobs.routing.typical.num_completion_tokens.value)
-        return min(parsed.token_limit or typical, typical)
+        return min(parsed.most_tokens(typical), typical)
 
 
 class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):

@@ -153,7 +153,7 @@ class UpstreamCalls:
                 num_choices=num_answers(parsed),
                 num_predicted_tokens=most_predicted_tokens(parsed.document),
                 # The default for the local models is not sent, and binds no other server.
-                max_tokens=parsed.token_limit or tier.settings.max_context or _LONGEST_ANSWER,
+                max_tokens=parsed.most_tokens(tier.settings.max_context or _LONGEST_ANSWER),
                 is_bounded=parsed.token_limit is not None,
                 is_enforced_upstream=True,
             )

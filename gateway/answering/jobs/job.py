@@ -20,6 +20,12 @@ from outrider.engine.request import (
     LatencyObjective,
     SpeculationParams,
 )
+from outrider.gateway.answering.jobs.extras import (
+    NO_EXTRAS,
+    Extras,
+    check_scores,
+    wanted_prompt_logprobs,
+)
 from outrider.gateway.answering.jobs.second_looks import SecondLooks
 from outrider.gateway.answering.reading.parsed_request import ApiRequest
 from outrider.gateway.answering.text.answer_schema import AnswerSchema
@@ -45,6 +51,8 @@ class ChoicePlan(msgspec.Struct, frozen=True, kw_only=True):
     request: EngineRequest
     opens_thinking: bool = False
     """Its prompt ends inside a thinking block."""
+    prompt_text: str = ""
+    """The text that it begins with, where it echoes its prompt."""
     escalated: EngineRequest | None = None
     """Where the large tier has another tokenizer, the same choice for that one, under another
     `request_id`. None where the sequence itself can move to the large tier."""
@@ -109,6 +117,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Gives the response its form."""
     num_top_logprobs: int | None = None
     """Alternatives to write beside each token; None: no log-probabilities at all."""
+    extras: Extras = NO_EXTRAS
     stops: tuple[str, ...] = ()
     continues_text: bool = False
     """The answer goes on with the prompt's own text, so no thinking begins it."""
@@ -231,6 +240,8 @@ def engine_requests(
 ) -> list[EngineRequest]:
     """Build one for each choice of each prompt. Raises BadRequestError or PromptTooLongError."""
     num_choices = request.n or 1
+    if request.has_extras:
+        check_scores(request, [len(prompt.token_ids) for prompt in rendered.prompts])
     made = []
     for prompt_index, prompt in enumerate(rendered.prompts):
         group_id = f"{frame.job_id}-{prompt_index}"
@@ -289,6 +300,7 @@ def _sampling(
     max_tokens = _max_tokens(request, num_prompt_tokens, rendered.info, frame.default_max_tokens)
     stop_token_ids = _stop_token_ids(request, rendered)
     logit_bias = _logit_bias(request, rendered.info)
+    num_scores = wanted_prompt_logprobs(request)[0] if request.has_extras else None
     num_logprobs = request.top_count
     if num_logprobs is None and frame.watch is not None:
         num_logprobs = 0  # the watch's; the client does not get to see them
@@ -304,6 +316,7 @@ def _sampling(
             choice_index=choice_index,
             stop_token_ids=stop_token_ids,
             num_logprobs=num_logprobs,
+            num_prompt_logprobs=num_scores,
             presence_penalty=request.presence_penalty or 0.0,
             frequency_penalty=request.frequency_penalty or 0.0,
             repetition_penalty=request.repetition_penalty or 1.0,
@@ -325,15 +338,17 @@ def _max_tokens(
     limit, min_tokens, max_context = request.token_limit, request.min_tokens or 0, info.max_context
     room = max_context - num_prompt_tokens
     default = max(default_max_tokens or room, min_tokens)
-    wanted = limit or max(1, min(default, room))
-    if request.outrider is not None and request.outrider.fit_context:
+    wanted = max(1, min(default, room)) if limit is None else limit
+    if wanted and request.outrider is not None and request.outrider.fit_context:
         wanted = max(1, min(wanted, room))
     if wanted > room:
         raise PromptTooLongError(
             num_tokens=num_prompt_tokens, max_tokens=wanted, max_context=max_context
         )
     if min_tokens > wanted:
-        limited_by = "max_tokens" if limit else f"the rest of the context of {max_context}"
+        limited_by = (
+            "max_tokens" if limit is not None else f"the rest of the context of {max_context}"
+        )
         raise BadRequestError(
             f"min_tokens: {min_tokens} is more than {limited_by} ({wanted}).", param="min_tokens"
         )

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from outrider.engine.request import LatencyObjective
+from outrider.gateway.answering.jobs.extras import NO_EXTRAS, read_extras
 from outrider.gateway.answering.jobs.job import (
     Answer,
     ChoicePlan,
@@ -192,7 +193,8 @@ class JobBuilder:
             seed = secrets.randbits(_SEED_BITS)
         plan = None
         watches = choice.escalation is not None or choice.escalates_upstream
-        if choice.route is not None and watches:
+        # An answer without tokens cannot be judged: the tier that was chosen gives it.
+        if choice.route is not None and watches and request.token_limit != 0:
             plan = choice.route.cascade
         frame = EngineRequestDefaults(
             job_id=f"{prompts.id_prefix}-{secrets.token_hex(12)}",
@@ -212,8 +214,11 @@ class JobBuilder:
             ),
         )
         requests = engine_requests(request, rendered, frame)
-        opens_thinking = [
-            prompt.opens_thinking for prompt in rendered.prompts for _ in range(request.n or 1)
+        echoed = await prompts.echoed(rendered.tokenizer)
+        beginnings = [
+            (prompt.opens_thinking, text)
+            for prompt, text in zip(rendered.prompts, echoed, strict=True)
+            for _ in range(request.n or 1)
         ]
         escalated: Sequence[Any] = [None] * len(requests)
         escalation = None
@@ -240,12 +245,13 @@ class JobBuilder:
             arrival_s=arrival_s,
             num_prompt_tokens=num_prompt_tokens,
             choices=tuple(
-                ChoicePlan(request=small, opens_thinking=opens, escalated=large)
-                for small, opens, large in zip(requests, opens_thinking, escalated, strict=True)
+                ChoicePlan(request=small, opens_thinking=opens, prompt_text=text, escalated=large)
+                for small, (opens, text), large in zip(requests, beginnings, escalated, strict=True)
             ),
             endpoint=prompts.endpoint,
             tokenizer=rendered.tokenizer,
             num_top_logprobs=request.top_count,
+            extras=read_extras(request) if request.has_extras else NO_EXTRAS,
             stops=request.stop_strings,
             continues_text=continues_text(request, rendered.tokenizer),
             tools=rendered.tools,

@@ -5,6 +5,7 @@ All that chat and completions do differently before the engine is asked is here.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import ceil
 from typing import Final
 
@@ -117,13 +118,18 @@ class Prompts(ABC):
         """Render the prompts for a tier, once. Raises GatewayError or PromptTooLongError."""
         tokenizer = self._tokenizers[info.tier]
         if tokenizer.rendering not in self._done:
-            work = self._work.within(info.max_context, self.request.token_limit or 1)
+            limit = self.request.token_limit
+            work = self._work.within(info.max_context, 1 if limit is None else limit)
             self._done[tokenizer.rendering] = await self._render(tokenizer, work)
         return self._done[tokenizer.rendering]
 
     async def rendered(self, info: TierInfo) -> Rendered:
         """Render the prompts for a tier, with the facts known of the answers."""
         return await self._expect(info, self._tokenizers[info.tier], await self.of(info))
+
+    async def echoed(self, tokenizer: ChatTokenizer) -> tuple[str, ...]:
+        """Return the text that the answers to each prompt begin with."""
+        return ("",)
 
     @abstractmethod
     def text(self, tokenizer: ChatTokenizer) -> str:
@@ -232,6 +238,18 @@ class CompletionPrompts(Prompts):
         """Return the first prompt."""
         first = self.request.prompts[0]
         return first if isinstance(first, str) else tokenizer.decode(first)
+
+    async def echoed(self, tokenizer: ChatTokenizer) -> tuple[str, ...]:
+        """Return the prompts, those of token ids as the text that an answer would be."""
+        prompts = self.request.prompts
+        if not self.request.echo:
+            return ("",) * len(prompts)
+        return tuple([await self._echo(prompt, tokenizer) for prompt in prompts])
+
+    async def _echo(self, prompt: str | tuple[int, ...], tokenizer: ChatTokenizer) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return await self._work.run(len(prompt), partial(tokenizer.decode, prompt))
 
     async def _render(self, tokenizer: ChatTokenizer, work: PromptWork) -> tuple[Prompt, ...]:
         prompts = []

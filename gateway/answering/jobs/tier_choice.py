@@ -112,11 +112,10 @@ class TierChooser:
         prices = self.routing.prices
         if prices is None:
             return {}
-        num_completion_tokens = (
-            prompts.request.token_limit
-            or self.limits.default_max_tokens
-            or self.routing.typical.num_completion_tokens.value
-        )
+        num_completion_tokens: float | None = prompts.request.token_limit
+        if num_completion_tokens is None:
+            typical = self.routing.typical.num_completion_tokens.value
+            num_completion_tokens = self.limits.default_max_tokens or typical
         costs: dict[Tier, float] = {}
         for info in infos:
             try:
@@ -220,12 +219,13 @@ class TierChooser:
         if dialogue is None or turn is None or not self.routing.is_sticky:
             return constraints
         num_completion_tokens = self.routing.typical.num_completion_tokens.value
+        limit = prompts.request.token_limit
         size = ConversationSize(
             num_prompt_tokens=turn.num_tokens + dialogue.num_new_chars / _CHARS_PER_TOKEN,
             num_cached_tokens=turn.num_tokens,
-            num_completion_tokens=min(
-                prompts.request.token_limit or num_completion_tokens, num_completion_tokens
-            ),
+            num_completion_tokens=num_completion_tokens
+            if limit is None
+            else min(limit, num_completion_tokens),
         )
         prices = self.routing.prices or prices_by_size(
             {tier: info.num_parameters for tier, info in tiers.items()}
@@ -361,8 +361,10 @@ async def _fits(prompts: Prompts, info: TierInfo) -> bool:
     except PromptTooLongError:
         return False
     longest = max((len(prompt.token_ids) for prompt in rendered), default=0)
-    limit = None if prompts.options.fit_context else prompts.request.token_limit
-    return longest + (limit or max(prompts.request.min_tokens or 0, 1)) <= info.max_context
+    limit = prompts.request.token_limit
+    if limit is None or (limit and prompts.options.fit_context):
+        limit = max(prompts.request.min_tokens or 0, 1)
+    return longest + limit <= info.max_context
 
 
 def cascade_tier(candidates: CandidateTiers, engine: EngineInfo) -> TierInfo:

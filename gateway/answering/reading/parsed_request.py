@@ -156,6 +156,10 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     next_models: tuple[str, ...] = ()
     """The further models of its chain."""
 
+    def most_tokens(self, default: int) -> int:
+        """Return the most tokens that a choice may have, where `default` is without a limit."""
+        return default if self.token_limit is None else self.token_limit
+
     @property
     def document(self) -> Mapping[str, Any]:
         """Return what it says, as servers get it."""

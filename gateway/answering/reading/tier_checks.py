@@ -77,9 +77,9 @@ class TierChecks:
         return self._cost_of(
             parsed,
             query,
-            parsed.token_limit
-            or self.default_max_tokens
-            or round(self.typical.num_completion_tokens.value),
+            parsed.most_tokens(
+                self.default_max_tokens or round(self.typical.num_completion_tokens.value)
+            ),
         )
 
     def _cost_of(

@@ -9,19 +9,27 @@ from typing import Final, Literal
 
 import msgspec
 
-from outrider.engine.events import TokensEmitted
+from outrider.engine.events import PrefillDone, TokensEmitted
 from outrider.gateway.answering.jobs.job import EscalationTarget, Job
 from outrider.gateway.answering.streaming.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.reasoning_formats import TextKind
 from outrider.gateway.answering.text.stopping import StopMatcher
 from outrider.gateway.answering.text.tool_parser import PieceKind, ToolParser, ToolPiece
-from outrider.verifier.token_logprobs import TokenLogprobs
+from outrider.verifier.token_logprobs import PromptLogprobs, TokenLogprobs
 
 ApiFinishReason = Literal["stop", "length", "tool_calls"]
-AnswerKind = TextKind | PieceKind
+AnswerKind = TextKind | PieceKind | Literal["prompt"]
 Piece = tuple[str, bool]
 _Pieces = list[tuple[AnswerKind, str, Mark]]
+
+
+class PromptTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt as its model read it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PromptLogprobs, ...] = ()
+    """Of all but the first, where they are wanted."""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +40,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     kind: AnswerKind = "content"
-    """"call" begins a call, and `text` is the function's name; "arguments" goes on with it."""
+    """"call" begins a call, and `text` is the function's name; "arguments" goes on with it.
+    "prompt" comes first, where anything is said of it; `text` is what the answer echoes."""
     call_index: int = 0
     """Counts a choice's tool calls."""
     call_id: str = ""
@@ -41,8 +50,11 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     pieces: tuple[Piece, ...] = ()
     """(text, whether it was drafted); they join to `text`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    """The tokens that were written since the last delta, where the answer names them."""
+    prompt: PromptTokens | None = None
     tokenizer: ChatTokenizer | None = None
-    """The one that knows `logprobs`, where it is not the job's."""
+    """The one that knows the tokens, where it is not the job's."""
     finish_reason: ApiFinishReason | None = None
     stop: str | None = None
     """The stop string that ended the choice, if it was one of the request's."""
@@ -137,6 +149,10 @@ class Choice:
         self._detokenizer = reader.tokenizer.detokenizer(
             request.prompt_token_ids if job.continues_text else ()
         )
+        self.numerics = ""
+        self._prompt_ids, self._prompt_text = request.prompt_token_ids, plan.prompt_text
+        self._reports_end = job.endpoint == "completion"
+        self._unsent_ids: list[int] | None = [] if job.extras.has_token_ids else None
         self._trace = ChoiceTrace(reader.tokenizer) if request.traces else None
         self._last_mark = OWN
         self._splitter = (
@@ -151,7 +167,8 @@ class Choice:
         self._stops = StopMatcher(job.stops) if job.stops else None
         self._marks = self._stop_token_ids | self._special_texts.keys()
         # Nothing but the text itself is told of this answer's tokens, unless they have marks.
-        self._is_plain = self._trace is None and self._parser is None and self._stops is None
+        has_more = self._trace is not None or self._unsent_ids is not None
+        self._is_plain = not has_more and self._parser is None and self._stops is None
         self._held: deque[_HeldPiece] = deque()
         self._num_content = 0
         self._num_released = 0
@@ -167,6 +184,19 @@ class Choice:
     def _num_out(self) -> int:
         """Characters of the answer that are released, or were part of what is released."""
         return self._num_parsed - (self._num_content - self._num_released)
+
+    def begin(self, event: PrefillDone) -> list[Delta]:
+        """Return what is said of the prompt, once its model has read it."""
+        prompt = PromptTokens(token_ids=self._prompt_ids, logprobs=event.prompt_logprobs)
+        return [
+            Delta(
+                index=self._index,
+                kind="prompt",
+                text=self._prompt_text,
+                prompt=prompt,
+                tokenizer=self._tokenizer,
+            )
+        ]
 
     def add_tokens(self, event: TokensEmitted) -> list[Delta]:
         """Return the text of one step's tokens. After a stop string, `finish_reason` is set."""
@@ -186,9 +216,13 @@ class Choice:
             drafted = position < event.num_accepted_tokens
             usage.num_tokens += 1
             usage.num_accepted_tokens += drafted
-            if token_id in self._stop_token_ids:
-                continue  # the token that ends an answer has no text, whatever its name
             begin = self._num_answer
+            if token_id in self._stop_token_ids:
+                # The token that ends an answer has no text, whatever its name. In completions it
+                # has its log-probability: harnesses count on one entry for each token.
+                if event.logprobs and self._reports_end:
+                    self._logprobs.append((begin, begin, event.logprobs[position]))
+                continue
             self._last_mark = mark = self._mark(event, position, was_drafted=drafted)
             is_answer = self._add_text(self._text(token_id), mark, out)
             if event.logprobs and is_answer:
@@ -198,6 +232,8 @@ class Choice:
                 break
         # A stop string may have cut the step's tokens short.
         num_read = usage.num_tokens - num_before
+        if self._unsent_ids is not None:
+            self._unsent_ids += event.token_ids[:num_read]
         usage.num_predicted_tokens += min(event.num_predicted_tokens, num_read)
         usage.num_unratified_tokens += min(event.num_unratified_tokens, num_read)
         usage.num_reused_tokens += min(event.num_reused_tokens, num_read)
@@ -372,6 +408,9 @@ class Choice:
                     stop=self._stop,
                 )
             )
+        if deltas and self._unsent_ids:
+            ids, self._unsent_ids = tuple(self._unsent_ids), []
+            deltas[0] = msgspec.structs.replace(deltas[0], token_ids=ids)
         return deltas
 
     def _delta_of_each_run(self, out: _Pieces) -> list[Delta]:

@@ -136,8 +136,7 @@ class ChoiceStream:
             case TokensEmitted():
                 return self._add_tokens(event)
             case PrefillDone():
-                self._note_prefill(event)
-                return []
+                return self._note_prefill(event)
             case Finished(finish_reason="stop" | "length" as reason):
                 return choice.end(reason) if choice.finish_reason is None else []
             case Failed():
@@ -148,13 +147,15 @@ class ChoiceStream:
             case _:
                 raise GenerationError("The engine aborted the request.", code="aborted")
 
-    def _note_prefill(self, event: PrefillDone) -> None:
-        """Note the cost of the prompt."""
+    def _note_prefill(self, event: PrefillDone) -> list[Delta]:
+        """Note the cost of the prompt; return what is said of it."""
         usage = self.choice.usage
         usage.queue_s = event.queue_s if usage.queue_s is None else usage.queue_s
         usage.num_cached_tokens = event.num_cached_tokens
         if self._job.on_prefill is not None:
             self._job.on_prefill(event.queue_s)
+        self.choice.numerics = event.numerics
+        return self.choice.begin(event) if self._job.extras.has_prompt else []
 
     def _add_tokens(self, event: TokensEmitted) -> list[Delta]:
         return self.choice.add_tokens(event)

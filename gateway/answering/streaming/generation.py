@@ -125,6 +125,13 @@ class Generation:
         return target.model_id if target and self.tier == target.tier else self.job.model_id
 
     @property
+    def numerics(self) -> str:
+        """The arithmetic of that checkpoint; empty where it is not known."""
+        tier = self.tier
+        found = (stream.choice.numerics for stream in self._streams if stream.tier == tier)
+        return next(found, "")
+
+    @property
     def reason(self) -> str:
         """The reason for this tier: the route's, then the watch's. One line for a header."""
         if self.job.cascade is None:

@@ -30,7 +30,11 @@ async def shared_tokens(
         prediction_token_ids=tuple(token_ids),
         # One more: the last token of a pass is the large model's own, whatever was predicted.
         sampling=replace(
-            request.sampling, max_tokens=len(token_ids) + 1, min_tokens=0, num_logprobs=0
+            request.sampling,
+            max_tokens=len(token_ids) + 1,
+            min_tokens=0,
+            num_logprobs=0,
+            num_prompt_logprobs=None,
         ),
     )
     num_same = 0

@@ -6,7 +6,8 @@ through msgspec. This runs for each token of each client.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from functools import cached_property, lru_cache
+from hashlib import sha256
 from typing import Final, Protocol, TypedDict
 
 import msgspec
@@ -14,29 +15,24 @@ import msgspec
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.streaming.choice import Delta
 from outrider.gateway.answering.streaming.generation import Generation
+from outrider.gateway.answering.streaming.token_fields import TokenFields
 from outrider.gateway.answering.streaming.trace import DeltaTrace
-from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.answers.responder import RouteReason
 from outrider.gateway.contract.schema.line_ends import escape_line_ends
 from outrider.gateway.contract.schema.responses import (
     ChatChoice,
     ChatCompletion,
-    ChatLogprobs,
     ChatMessage,
     Completion,
     CompletionChoice,
-    CompletionLogprobs,
     CompletionTokensDetails,
     FunctionCall,
     OutriderReport,
     PromptTokensDetails,
     ReportedServiceTier,
-    TokenLogprob,
     ToolCall,
-    TopLogprob,
     Usage,
 )
-from outrider.verifier.token_logprobs import TokenLogprobs
 
 DONE: Final = b"data: [DONE]\n\n"
 _EVENT_ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
@@ -58,6 +54,12 @@ def is_end(part: bytes) -> bool:
 def event(body: bytes) -> bytes:
     """Frame one server-sent event."""
     return b"data: " + body + b"\n\n"
+
+
+@lru_cache(maxsize=256)
+def system_fingerprint(numerics: str) -> str | None:
+    """Return a short name of the arithmetic behind an answer; None where it is not known."""
+    return f"fp_{sha256(numerics.encode()).hexdigest()[:16]}" if numerics else None
 
 
 def rounded(number: float | None) -> float | None:
@@ -122,6 +124,7 @@ class WholeFields(TypedDict):
     usage: Usage
     outrider: OutriderReport
     service_tier: ReportedServiceTier | None
+    system_fingerprint: str | None
 
 
 Completed = ChatCompletion | Completion
@@ -135,6 +138,12 @@ class Format(Protocol):
     def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
         """Write the chunk's choice after its index, from the text to the log-probabilities."""
 
+    def choice_fields(self, delta: Delta) -> bytes:
+        """Write the fields at the end of the chunk's choice that were asked for beside it."""
+
+    def chunk_fields(self, delta: Delta) -> bytes:
+        """Write those at the end of the chunk."""
+
     def whole(self, by_choice: Mapping[int, Sequence[Delta]], fields: WholeFields) -> Completed:
         """Return the response without streaming."""
 
@@ -143,14 +152,24 @@ def _joined(deltas: Iterable[Delta], kind: str) -> str:
     return "".join(delta.text for delta in deltas if delta.kind == kind)
 
 
-class ChatFormat:
+class _TokenFormat:
+    """What both endpoints' formats know of the fields that name tokens."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._has_logprobs = job.num_top_logprobs is not None
+        self._has_extras = job.extras.has_prompt
+
+    @cached_property
+    def _fields(self) -> TokenFields:
+        """Written only where they are asked for."""
+        return TokenFields(self._job)
+
+
+class ChatFormat(_TokenFormat):
     """Messages with log-probabilities token by token."""
 
     chunk_object = "chat.completion.chunk"
-
-    def __init__(self, tokenizer: ChatTokenizer, num_top: int | None) -> None:
-        self._tokenizer = tokenizer
-        self._num_top = num_top
 
     def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
         """Write `"delta":{…},"logprobs":…`; the first one also says the role."""
@@ -159,15 +178,15 @@ class ChatFormat:
         if is_first and delta.kind == "call":
             role += b'"content":null,'
         logprobs = b"null"
-        if delta.logprobs and self._num_top is not None:
-            logprobs = _encode(self._logprobs([delta]))
+        if delta.logprobs and self._has_logprobs:
+            logprobs = _encode(self._fields.of_chat([delta]))
         return b'"delta":{' + role + body + b'},"logprobs":' + logprobs
 
     def _body(self, delta: Delta) -> bytes:
         """Write the one field of a delta that has text; a call begins with its name."""
         text = encode_text(delta.text)
         match delta.kind:
-            case "content":
+            case "content" | "prompt":
                 return b'"content":' + text
             case "reasoning":
                 return b'"reasoning_content":' + text
@@ -183,7 +202,19 @@ class ChatFormat:
     def whole(self, by_choice: Mapping[int, Sequence[Delta]], fields: WholeFields) -> Completed:
         """Return the messages."""
         choices = [self._choice(index, by_choice[index]) for index in sorted(by_choice)]
-        return ChatCompletion(object="chat.completion", choices=choices, **fields)
+        answer = ChatCompletion(object="chat.completion", choices=choices, **fields)
+        if self._has_extras:
+            answer.prompt_logprobs = self._fields.prompt_logprobs(by_choice[0])
+            answer.prompt_token_ids = self._fields.prompt_token_ids(by_choice[0])
+        return answer
+
+    def choice_fields(self, delta: Delta) -> bytes:
+        """Write the answer's ids."""
+        return self._fields.chunk_fields(delta, _encode, of_prompt=False)
+
+    def chunk_fields(self, delta: Delta) -> bytes:
+        """Write what is said of the one prompt."""
+        return self._fields.chunk_fields(delta, _encode, of_prompt=True)
 
     def _choice(self, index: int, deltas: Sequence[Delta]) -> ChatChoice:
         """Return the choice; with `reasoning_content` and `tool_calls` only if it has any."""
@@ -199,28 +230,11 @@ class ChatFormat:
                 reasoning_content=_joined(deltas, "reasoning") or None,
                 tool_calls=calls or None,
             ),
-            logprobs=None if self._num_top is None else self._logprobs(deltas),
+            logprobs=self._fields.of_chat(deltas) if self._has_logprobs else None,
             finish_reason=end.finish_reason,
             stop_reason=end.stop,
+            token_ids=self._fields.token_ids(deltas) if self._has_extras else None,
         )
-
-    def _logprobs(self, deltas: Iterable[Delta]) -> ChatLogprobs:
-        content = [
-            self._entry(entry, delta.tokenizer or self._tokenizer)
-            for delta in deltas
-            for entry in delta.logprobs
-        ]
-        return ChatLogprobs(content=content, refusal=None)
-
-    def _entry(self, entry: TokenLogprobs, tokenizer: ChatTokenizer) -> TokenLogprob:
-        top = [TopLogprob(*_named(*pair, tokenizer)) for pair in islice(entry.top, self._num_top)]
-        return TokenLogprob(*_named(entry.token_id, entry.logprob, tokenizer), top)
-
-
-def _named(token_id: int, logprob: float, tokenizer: ChatTokenizer) -> tuple[str, float, list[int]]:
-    """Return a token's text, log-probability and bytes."""
-    token = tokenizer.token_bytes(token_id)
-    return token.decode("utf-8", "replace"), finite(logprob), list(token)
 
 
 def _call(call: Delta, deltas: Sequence[Delta]) -> ToolCall:
@@ -233,21 +247,16 @@ def _call(call: Delta, deltas: Sequence[Delta]) -> ToolCall:
     return ToolCall(id=call.call_id, type="function", function=function)
 
 
-class CompletionFormat:
+class CompletionFormat(_TokenFormat):
     """Text with log-probabilities as parallel lists."""
 
     chunk_object = "text_completion"
 
-    def __init__(self, tokenizer: ChatTokenizer, num_top: int | None) -> None:
-        self._tokenizer = tokenizer
-        self._num_top = num_top
-        self._offsets: defaultdict[int, int] = defaultdict(int)
-
     def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
         """Write `"text":…,"logprobs":…`."""
         logprobs = b"null"
-        if delta.logprobs and self._num_top is not None:
-            logprobs = _encode(self._logprobs(delta.index, [delta]))
+        if (delta.logprobs or delta.prompt is not None) and self._has_logprobs:
+            logprobs = _encode(self._fields.of_completion(delta.index, [delta]))
         return b'"text":' + encode_text(delta.text) + b',"logprobs":' + logprobs
 
     def whole(self, by_choice: Mapping[int, Sequence[Delta]], fields: WholeFields) -> Completed:
@@ -258,37 +267,28 @@ class CompletionFormat:
     def _choice(self, index: int, deltas: Sequence[Delta]) -> CompletionChoice:
         end = deltas[-1]
         assert end.finish_reason != "tool_calls", "a completion offers no tools"
-        return CompletionChoice(
+        choice = CompletionChoice(
             index=index,
-            text=_joined(deltas, "content"),
-            logprobs=None if self._num_top is None else self._logprobs(index, deltas),
+            text=_joined(deltas, "prompt") + _joined(deltas, "content"),
+            logprobs=self._fields.of_completion(index, deltas) if self._has_logprobs else None,
             finish_reason=end.finish_reason,
             stop_reason=end.stop,
         )
+        if self._has_extras:
+            choice.prompt_logprobs = self._fields.prompt_logprobs(deltas)
+            choice.prompt_token_ids = self._fields.prompt_token_ids(deltas)
+            choice.token_ids = self._fields.token_ids(deltas)
+        return choice
 
-    def _logprobs(self, index: int, deltas: Iterable[Delta]) -> CompletionLogprobs:
-        lists = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        for delta in deltas:
-            tokenizer = delta.tokenizer or self._tokenizer
-            for entry in delta.logprobs:
-                text = _text(entry.token_id, tokenizer)
-                lists.tokens.append(text)
-                lists.token_logprobs.append(finite(entry.logprob))
-                top = islice(entry.top, self._num_top)
-                tops = {_text(i, tokenizer): finite(value) for i, value in top}
-                lists.top_logprobs.append(tops)
-                lists.text_offset.append(self._offsets[index])
-                self._offsets[index] += len(text)
-        return lists
+    def choice_fields(self, delta: Delta) -> bytes:
+        """Write what is said of the choice's prompt, and its ids."""
+        fields = self._fields
+        of_prompt = fields.chunk_fields(delta, _encode, of_prompt=True)
+        return of_prompt + fields.chunk_fields(delta, _encode, of_prompt=False)
 
-
-def _text(token_id: int, tokenizer: ChatTokenizer) -> str:
-    return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
-
-
-def finite(logprob: float) -> float:
-    """Replace minus infinity, which JSON lacks, by -9999 as OpenAI does."""
-    return max(logprob, -9999.0)
+    def chunk_fields(self, delta: Delta) -> bytes:
+        """Write nothing: every choice may have a prompt of its own."""
+        return b""
 
 
 def _trace_fields(trace: DeltaTrace | None) -> bytes:
@@ -302,8 +302,7 @@ def _trace_fields(trace: DeltaTrace | None) -> bytes:
 
 
 def _format_of(job: Job) -> Format:
-    kind = ChatFormat if job.endpoint == "chat" else CompletionFormat
-    return kind(job.tokenizer, job.num_top_logprobs)
+    return ChatFormat(job) if job.endpoint == "chat" else CompletionFormat(job)
 
 
 class ChunkWriter:
@@ -321,6 +320,7 @@ class ChunkWriter:
         """`with_usage`: a last chunk has the usage. `with_running_usage`: so has each before it."""
         self._generation = generation
         self._form = _format_of(generation.job)
+        self._has_extras = generation.job.extras.has_prompt
         self._origin = origin
         self._with_usage = with_usage
         self._with_running_usage = with_running_usage
@@ -344,8 +344,13 @@ class ChunkWriter:
             self._head,
             b'{"index":%d,' % delta.index,
             self._form.choice_body(delta, is_first=is_first),
-            b',"finish_reason":' + reason + b"}]",
+            b',"finish_reason":' + reason,
         ]
+        if self._has_extras:
+            parts.append(self._form.choice_fields(delta))
+        parts.append(b"}]")
+        if self._has_extras:
+            parts.append(self._form.chunk_fields(delta))
         if delta.finish_reason is not None:
             self._num_open -= 1
             if not self._num_open and not self._with_usage:
@@ -364,7 +369,7 @@ class ChunkWriter:
 
     def _begin(self) -> bytes:
         """The beginning of all events. The first text decides which model they name."""
-        job = self._generation.job
+        job, fingerprint = self._generation.job, system_fingerprint(self._generation.numerics)
         return (
             b'data: {"id":'
             + _encode(self._answer_id)
@@ -373,6 +378,7 @@ class ChunkWriter:
             + f',"created":{job.created},"model":'.encode()
             + _encode(self._generation.model_id)
             + (b',"service_tier":' + _encode(job.service_tier) if job.service_tier else b"")
+            + (b',"system_fingerprint":' + _encode(fingerprint) if fingerprint else b"")
             + b',"choices":['
         )
 
@@ -398,5 +404,6 @@ def whole_body(generation: Generation, origin: RouteReason, deltas: Iterable[Del
         "usage": usage(generation),
         "outrider": report(generation, origin),
         "service_tier": job.service_tier,
+        "system_fingerprint": system_fingerprint(generation.numerics),
     }
     return _encode(_format_of(job).whole(by_choice, fields))

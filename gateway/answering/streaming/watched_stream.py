@@ -81,6 +81,7 @@ class WatchedStream(ChoiceStream):
         self._held_reason: Literal["stop", "length"] | None = None
         self._small_ids: list[int] = []
         self._small: _SmallAnswer | None = None
+        self._prompt: list[Delta] = []
         self._predicts_small = False
         self._is_over = False
         self._strong_answer: StrongAnswer | None = None
@@ -315,6 +316,11 @@ class WatchedStream(ChoiceStream):
         if isinstance(event, Failed) and small is not None and event.code not in _ENGINE_DIED:
             return self._keep_small(small)
         deltas = super()._answer_with(event)
+        if small is not None and isinstance(event, PrefillDone):
+            self._prompt = deltas  # may be taken back until there is text
+            return []
+        if deltas:
+            deltas, self._prompt = [*self._prompt, *deltas], []
         if deltas and isinstance(event, TokensEmitted):
             self._small = None
         return deltas
@@ -342,9 +348,9 @@ class WatchedStream(ChoiceStream):
                 self._is_over = True
         return super()._receive(event)
 
-    def _note_prefill(self, event: PrefillDone) -> None:
-        if not self._is_continued:  # a continuation's own prompt is not counted
-            super()._note_prefill(event)
+    def _note_prefill(self, event: PrefillDone) -> list[Delta]:
+        # A continuation's own prompt is neither counted nor told of.
+        return [] if self._is_continued else super()._note_prefill(event)
 
     def _add_tokens(self, event: TokensEmitted) -> list[Delta]:
         """Add tokens; drop those behind a stop string, which come only during a move."""

@@ -16,8 +16,8 @@ from outrider.gateway.contract.schema.common import (
     Label,
     ListOf,
     NotBuilt,
-    PositiveCount,
     RequestModel,
+    TokenLimit,
 )
 from outrider.gateway.contract.schema.structured import ResponseFormat, StructuredOutputs
 from outrider.gateway.contract.schema.template_variables import TemplateVariables
@@ -110,7 +110,7 @@ class ChatRequest(GenerationFields):
 
     messages: Annotated[ListOf[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[
-        PositiveCount | None, Field(description="The newer name of max_tokens; it wins.")
+        TokenLimit, Field(description="The newer name of max_tokens; it wins.")
     ] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[
@@ -167,8 +167,8 @@ class ChatRequest(GenerationFields):
         """The fields that were given and do nothing here, or nothing without another one."""
         services = ("web_search_options", "moderation")
         idle = [name for name in services if getattr(self, name) is not None]
-        if self.top_logprobs and not self.logprobs:
-            idle.append("top_logprobs")
+        with_logprobs = ("top_logprobs", "return_tokens_as_token_ids")
+        idle += [name for name in with_logprobs if getattr(self, name) and not self.logprobs]
         return (*super().idle_fields, *idle)
 
     @property
@@ -179,7 +179,8 @@ class ChatRequest(GenerationFields):
     @property
     def token_limit(self) -> int | None:
         """The most tokens a choice may have; None for the server's default."""
-        return self.max_completion_tokens or self.max_tokens
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
 
     @property
     def names_tools(self) -> bool:

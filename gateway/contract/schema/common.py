@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -101,6 +102,11 @@ OptionalModelName = Annotated[
     str | None, Field(min_length=1, max_length=MAX_LABEL_CHARS, description="Absent: auto.")
 ]
 PositiveCount = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
+# llama.cpp's and LM Studio's clients send -1 for no limit.
+TokenLimit = Annotated[
+    Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None,
+    AfterValidator(lambda value: None if value == -1 else value),
+]
 StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
@@ -220,8 +226,11 @@ class GenerationFields(RequestModel):
 
     model: ModelName = AUTO
     max_tokens: Annotated[
-        PositiveCount | None,
-        Field(description="Absent: what is left of the context, up to the server's default."),
+        TokenLimit,
+        Field(
+            description="Absent, or -1: what is left of the context, up to the server's default. "
+            "0: the prompt is computed, and nothing is written."
+        ),
     ] = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
@@ -269,6 +278,31 @@ class GenerationFields(RequestModel):
     ignore_eos: Annotated[
         bool | None, Field(description="The tokenizer's own stop tokens do not end an answer.")
     ] = None
+
+    prompt_logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None,
+        Field(
+            description="vLLM's field; log-probabilities of the prompt's tokens, each with so many "
+            "alternatives."
+        ),
+    ] = None
+    return_token_ids: Annotated[
+        bool | None,
+        Field(description="vLLM's field; true: the answer names the tokens of prompt and choices."),
+    ] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None,
+        Field(
+            description="vLLM's field; true: tokens of log-probabilities are named token_id:123. "
+            "Used with `logprobs`; else ignored, and named as such."
+        ),
+    ] = None
+
+    @property
+    def has_extras(self) -> bool:
+        """True if more is asked of the tokens than text and log-probabilities of the answer."""
+        wants_ids = self.return_token_ids or self.return_tokens_as_token_ids
+        return bool(wants_ids) or self.prompt_logprobs is not None
 
     @property
     def idle_fields(self) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from outrider.gateway.contract.schema.common import (
     GenerationFields,
     Harmless,
     ListOf,
-    Off,
     One,
     TokenId,
 )
@@ -40,9 +39,23 @@ class CompletionRequest(GenerationFields):
 
     structured_outputs: StructuredOutputs | None = None
 
-    echo: Off = None
+    echo: Annotated[
+        bool | None,
+        Field(description="true: the text begins with the prompt, and so do log-probabilities."),
+    ] = None
     best_of: One = None
     suffix: NoSuffix = None
+
+    @property
+    def has_extras(self) -> bool:
+        """True if more is asked of the tokens than text and log-probabilities of the answer."""
+        return bool(self.echo) or super().has_extras
+
+    @property
+    def idle_fields(self) -> tuple[str, ...]:
+        """The fields that were given and do nothing without another one."""
+        is_idle = self.return_tokens_as_token_ids and self.logprobs is None
+        return (*super().idle_fields, *(("return_tokens_as_token_ids",) if is_idle else ()))
 
     @property
     def top_count(self) -> int | None:

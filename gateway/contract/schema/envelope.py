@@ -16,7 +16,7 @@ from outrider.gateway.contract.schema.common import (
     Label,
     ModelName,
     OutriderOptions,
-    PositiveCount,
+    TokenLimit,
 )
 from outrider.gateway.contract.schema.kinds import AUTO, Endpoint
 from outrider.gateway.contract.schema.parsing import RequestJson
@@ -46,8 +46,8 @@ class Envelope(_Lenient):
     """The fields that decide which tier answers a request, and how the answer is passed on."""
 
     model: ModelName = AUTO
-    max_tokens: PositiveCount | None = None
-    max_completion_tokens: PositiveCount | None = None
+    max_tokens: TokenLimit = None
+    max_completion_tokens: TokenLimit = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_ENVELOPE_CHOICES), WHOLE] | None = None
@@ -75,7 +75,8 @@ class Envelope(_Lenient):
     @property
     def token_limit(self) -> int | None:
         """The most tokens a choice may have; None for the server's default."""
-        return self.max_completion_tokens or self.max_tokens
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
 
     @property
     def options(self) -> OutriderOptions:

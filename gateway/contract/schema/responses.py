@@ -175,6 +175,27 @@ class ChatLogprobs(ResponseModel):
     refusal: None
 
 
+class PromptLogprob(ResponseModel):
+    """A token that stands in the prompt, or could have stood there."""
+
+    logprob: float
+    rank: Annotated[int, says("Its place among all tokens: 1 is the likeliest.")]
+    decoded_token: str
+
+
+PromptLogprobs = Annotated[
+    list[dict[str, PromptLogprob] | None] | None,
+    says(
+        "vLLM's field: one entry a token of the prompt, by token id; null for the first, which "
+        "stands behind nothing."
+    ),
+]
+PromptTokenIds = Annotated[list[int] | None, says("vLLM's field: the prompt's tokens.")]
+TokenIds = Annotated[list[int] | None, says("vLLM's field: the answer's tokens.")]
+SystemFingerprint = Annotated[
+    str | None,
+    says("Changes with the model and its arithmetic: equal ones give equal seeds equal texts."),
+]
 CompletionFinishReason = Literal["stop", "length"]
 ChatFinishReason = CompletionFinishReason | Literal["tool_calls"]
 
@@ -217,6 +238,7 @@ class ChatChoice(ResponseModel):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
     stop_reason: StopReason = None
+    token_ids: TokenIds = None
 
 
 class ChatCompletion(ResponseModel):
@@ -230,6 +252,9 @@ class ChatCompletion(ResponseModel):
     usage: Usage
     outrider: OutriderReport
     service_tier: ReportedServiceTier | None = None
+    system_fingerprint: SystemFingerprint = None
+    prompt_logprobs: PromptLogprobs = None
+    prompt_token_ids: PromptTokenIds = None
 
 
 class FunctionCallDelta(ResponseModel, kw_only=True):
@@ -265,6 +290,7 @@ class ChatChunkChoice(ResponseModel):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
     stop_reason: StopReason = None
+    token_ids: TokenIds = None
 
 
 class ChatCompletionChunk(ResponseModel):
@@ -278,14 +304,17 @@ class ChatCompletionChunk(ResponseModel):
     usage: Usage | None = None
     outrider: OutriderReport | TokenTrace | None = None
     service_tier: ReportedServiceTier | None = None
+    system_fingerprint: SystemFingerprint = None
+    prompt_logprobs: PromptLogprobs = None
+    prompt_token_ids: PromptTokenIds = None
 
 
 class CompletionLogprobs(ResponseModel):
-    """Parallel lists, one entry a token."""
+    """Parallel lists, one entry a token; null for an echoed prompt's first one."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -297,6 +326,9 @@ class CompletionChoice(ResponseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: CompletionFinishReason | None
     stop_reason: StopReason = None
+    prompt_logprobs: PromptLogprobs = None
+    prompt_token_ids: PromptTokenIds = None
+    token_ids: TokenIds = None
 
 
 class Completion(ResponseModel):
@@ -310,6 +342,7 @@ class Completion(ResponseModel):
     usage: Usage | None = None
     outrider: OutriderReport | TokenTrace | None = None
     service_tier: ReportedServiceTier | None = None
+    system_fingerprint: SystemFingerprint = None
 
 
 class UpstreamCompletion(BaseModel):

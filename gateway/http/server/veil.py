@@ -20,7 +20,10 @@ _TIER_FIELDS: Final = frozenset(
     {"tier", "reason", "route_tier", "model_id", "alternatives", "pair", "sticky"}
 )
 _ANSWER_FIELDS: Final = frozenset(
-    {"id", "object", "created", "model", "choices", "usage", "outrider", "error", "service_tier"}
+    {
+        *("id", "object", "created", "model", "choices", "usage", "outrider", "error"),
+        *("service_tier", "prompt_logprobs", "prompt_token_ids"),
+    }
 )
 """Fields of an answer that say nothing of its server; others may name the provider."""
 

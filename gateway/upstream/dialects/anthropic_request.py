@@ -91,9 +91,7 @@ def request_body(call: UpstreamCall) -> bytes:
     messages = translate_messages(document.get("messages"))
     body: dict[str, Any] = {
         "model": call.model,
-        "max_tokens": document.get("max_completion_tokens")
-        or document.get("max_tokens")
-        or DEFAULT_MAX_TOKENS,
+        "max_tokens": DEFAULT_MAX_TOKENS if call.token_limit is None else call.token_limit,
         "messages": messages.turns,
     }
     billing = [{"type": "text", "text": line}] if (line := document.get(BILLING_FIELD)) else []

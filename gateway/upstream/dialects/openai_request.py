@@ -39,6 +39,8 @@ _UNCONTINUABLE: Final = (
     "logprobs",
     "top_logprobs",
     "echo",
+    "prompt_logprobs",
+    "return_token_ids",
     "suffix",
     "audio",
 )
@@ -99,7 +101,8 @@ def _is_token_list(prompt: object) -> bool:
 
 def _says_something(value: object) -> bool:
     """Return whether a field changes anything; text is the format of an answer anyway."""
-    return bool(value) and value != {"type": "text"}
+    is_number = isinstance(value, int) and not isinstance(value, bool)  # 0 alternatives are some
+    return is_number or (bool(value) and value != {"type": "text"})
 
 
 def _ask_for_usage(document: dict[str, Any], traits: ServerTraits) -> None:
@@ -120,10 +123,10 @@ def _name_limit(document: dict[str, Any], call: UpstreamCall, traits: ServerTrai
     two names servers take either.
     """
     newer, older = document.get(_NEWER_LIMIT), document.get(_OLDER_LIMIT)
-    limit = newer or older
+    limit = older if newer is None else newer
     if limit is None:
         return
-    own = _NEWER_LIMIT if newer else _OLDER_LIMIT
+    own = _OLDER_LIMIT if newer is None else _NEWER_LIMIT
     name = (traits.token_limit or own) if call.endpoint == "chat" else _OLDER_LIMIT
     for other in (_NEWER_LIMIT, _OLDER_LIMIT, _FURTHER_LIMIT):
         if other != name:

@@ -107,7 +107,7 @@ def test_a_hint_sends_no_request_away(hint: str) -> None:
 
 @pytest.mark.parametrize(
     "extra",
-    [{"echo": True}, {"best_of": 3}, {"suffix": "x"}, {"max_completion_tokens": 5}],
+    [{"best_of": 3}, {"suffix": "x"}, {"max_completion_tokens": 5}],
 )
 def test_needs_of_completions(extra: dict[str, Any]) -> None:
     (name,) = extra

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from outrider import draft
 from outrider.engine.errors import PromptTooLongError, QueueFullError
 from outrider.engine.request import EngineRequest
+from outrider.gateway.answering.jobs.extras import Extras
 from outrider.gateway.answering.jobs.job import Answer, Job
 from outrider.gateway.answering.streaming.generation import Generation
 from outrider.gateway.answering.text.chat import ChatTokenizer
@@ -576,3 +577,55 @@ def test_a_job_with_a_cascade_has_somewhere_to_go(tokenizer: ChatTokenizer) -> N
     job = watched_job(tokenizer, [PlannedWatch()])
     with pytest.raises(ValueError, match="escalation target"):
         msgspec.structs.replace(job, escalation=None)
+
+
+# ---- what is said of the prompt -------------------------------------------------------------
+
+
+def prompts_of(outcome: Outcome) -> list[str]:
+    """The echoes that came, in front of everything else."""
+    kinds = [delta.kind for delta in outcome.deltas]
+    assert "prompt" not in kinds[1:]
+    return [delta.text for delta in outcome.deltas if delta.kind == "prompt"]
+
+
+@pytest.mark.parametrize("action", ["commit", "escalate"])
+@pytest.mark.parametrize("at", [0, 3, None])
+def test_an_echo_comes_once_whoever_answers(
+    tokenizer: ChatTokenizer, encode: Encode, action: Action, at: int | None
+) -> None:
+    large = Script(steps=steps_of(encode(LARGE)))
+    engine = engine_of(Script(steps=steps_of(encode(SMALL))), large)
+    job = echoing(watched_job(tokenizer, [PlannedWatch(action, at)]))
+    outcome = collect(engine, job)
+    assert prompts_of(outcome) == ["Say:"]
+    tier = "large" if action == "escalate" else "small"
+    assert outcome.generation.numerics == f"scripted-{tier}"
+
+
+def test_an_echo_of_a_large_tier_that_fails_is_taken_back(
+    tokenizer: ChatTokenizer, encode: Encode
+) -> None:
+    small = Script(steps=steps_of(encode(SMALL)))
+    engine = engine_of(small, Script(failure=("no_memory", "The engine has no memory left.")))
+    outcome = collect(engine, echoing(watched_job(tokenizer, [PlannedWatch("escalate")])))
+    assert prompts_of(outcome) == ["Say:"]
+    assert (outcome.text(), outcome.generation.tier) == (SMALL, "small")
+
+
+def test_an_echo_comes_once_where_the_large_tier_goes_on_behind_text(
+    tokenizer: ChatTokenizer, encode: Encode
+) -> None:
+    large = Script(steps=steps_of(encode(LARGE)))
+    engine = engine_of(Script(steps=steps_of(encode(SMALL))), large)
+    watch = PlannedWatch("commit", 2, continue_at=5)
+    outcome = collect(engine, echoing(watched_job(tokenizer, [watch], mid_stream=True)))
+    assert prompts_of(outcome) == ["Say:"]
+    assert outcome.generation.tier == "large"
+
+
+def echoing(job: Job) -> Job:
+    """The same job, whose answers begin with an echo."""
+    plans = tuple(msgspec.structs.replace(plan, prompt_text="Say:") for plan in job.choices)
+    extras = Extras(echoes=True, has_prompt=True)
+    return msgspec.structs.replace(job, choices=plans, extras=extras)

@@ -96,7 +96,7 @@ def test_prompts(prompt: object) -> None:
         ({"temperature": "1"}, "temperature"),
         ({"temperature": True}, "temperature"),
         ({"temperature": 5}, "temperature"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"n": 0}, "n"),
         ({"seed": 2**64}, "seed"),

@@ -284,6 +284,6 @@ def test_logprobs(server: Server, client: openai.OpenAI) -> None:
     assert streamed[0].top_logprobs == []
 
     old = client.completions.create(model="large", prompt="x", logprobs=1).choices[0].logprobs
-    assert old.top_logprobs[0] == {"a": -0.5}
+    assert old.top_logprobs[0] == {"a": -0.5, "Hell": -0.25}, "the token itself is among them"
     assert old.token_logprobs == [-0.25] * len(old.tokens)
     assert old.text_offset[:2] == [0, len(old.tokens[0])]

@@ -565,7 +565,7 @@ _BAD = (
     '"n":0',
     '"n":1.5',
     '"temperature":"hot"',
-    '"max_tokens":-1',
+    '"max_tokens":-2',
     '"seed":123456789012345678901234567890',
     '"stream_options":{"include_usage":"yes"}',
     '"x":1e400',
