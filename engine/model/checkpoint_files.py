@@ -83,6 +83,15 @@ def hub_commit(path: str) -> str | None:
     return None
 
 
+def written_at(folder: str) -> int:
+    """Return when a checkpoint's newest weights were written, seconds since 1970; 0: not known."""
+    files = (path for pattern in ("*.safetensors", "*.gguf") for path in Path(folder).glob(pattern))
+    try:
+        return int(max((path.stat().st_mtime for path in files), default=0.0))
+    except OSError:
+        return 0
+
+
 def end_token_ids(path_or_id: str | Path) -> tuple[int, ...]:
     """Return the ids that config.json and generation_config.json end an answer at, merged.
 

@@ -10,7 +10,7 @@ from outrider.engine.errors import (
     PromptTooLongError,
 )
 from outrider.engine.events import TierInfo
-from outrider.engine.model.checkpoint_files import model_name
+from outrider.engine.model.checkpoint_files import model_name, written_at
 from outrider.engine.model.protocol import CausalModel
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import Drafter
@@ -189,6 +189,7 @@ def tier_info(tier: Tier, runner: ModelRunner) -> TierInfo:
         num_parameters=model.num_parameters,
         dtype=str(model.dtype).removeprefix("torch."),
         device=_devices(model),
+        created=written_at(model.config.model_id),
         fingerprint=model.fingerprint,
         scheme=model.scheme,
         deterministic=model.deterministic,

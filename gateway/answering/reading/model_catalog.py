@@ -88,6 +88,8 @@ class ListedModel:
     id: str
     owned_by: str
     behind: Sequence[TierCard | UpstreamCard]
+    created: int = 0
+    """Seconds since 1970; 0 where it is unknown."""
 
 
 class ModelCatalog:
@@ -216,7 +218,12 @@ class ModelCatalog:
             behind.append(self._tiers[resolved.tier].card(resolved.model))
         elif resolved.named == "auto" and self._handoff is not None:
             behind.append(self._tiers[self._handoff].card(self.usual_model(self._handoff)))
-        return ListedModel(id=resolved.name, owned_by=resolved.tier or "outrider", behind=behind)
+        return ListedModel(
+            id=resolved.name,
+            owned_by=resolved.tier or "outrider",
+            behind=behind,
+            created=max((info.created for info in resolved.local), default=0),
+        )
 
 
 def local_tiers(names: Mapping[str, Sequence[TierInfo]]) -> dict[str, list[str]]:

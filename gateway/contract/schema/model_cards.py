@@ -68,7 +68,10 @@ class ModelCard(ResponseModel):
 
     id: str
     object: Literal["model"]
-    created: int
+    created: Annotated[
+        int,
+        says("Unix time when the weights were written, else when the server started."),
+    ]
     owned_by: str
     outrider: Annotated[
         list[TierCard | UpstreamCard],
@@ -76,6 +79,8 @@ class ModelCard(ResponseModel):
     ]
     tier: Annotated[str | None, says("Null where several may answer.")]
     max_context: Annotated[int | None, says("The largest of the tiers; null if one is unknown.")]
+    max_model_len: Annotated[int | None, says("The same, by vLLM's name.")]
+    context_length: Annotated[int | None, says("The same, by OpenRouter's name.")]
     pricing: Annotated[Pricing | None, says("The dearest of the tiers; null if one is unknown.")]
 
 

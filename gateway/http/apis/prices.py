@@ -1,5 +1,6 @@
 """The cards of GET /v1/models, with the prices of what answers."""
 
+import time
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Final
@@ -18,8 +19,8 @@ from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.routing import TierPriceSettings
 from outrider.gateway.tenancy.ledger.prices import PriceBook
 
-# Clients sort models by age; local and upstream models have no meaningful one.
-_CREATED: Final = 1_762_000_000
+# Clients sort models by age; that of an upstream server's is not known.
+_STARTED: Final = int(time.time())
 _TOKENS_PER_PRICE: Final = Decimal(10**6)
 
 
@@ -31,15 +32,20 @@ def card_of(model: ListedModel, prices: PriceBook) -> ModelCard:
     """
     tiers = model.behind
     known = [prices.charge_of(tier.tier) for tier in tiers if prices.is_known(tier.tier)]
+    max_context: int | None = None
     contexts = [tier.max_context for tier in tiers if tier.max_context is not None]
+    if len(contexts) == len(tiers):
+        max_context = max(contexts, default=None)
     return ModelCard(
         id=model.id,
         object="model",
-        created=_CREATED,
+        created=model.created or _STARTED,
         owned_by=model.owned_by,
         outrider=[_priced(tier, prices) for tier in tiers],
         tier=tiers[0].tier if len(tiers) == 1 else None,
-        max_context=max(contexts, default=None) if len(contexts) == len(tiers) else None,
+        max_context=max_context,
+        max_model_len=max_context,
+        context_length=max_context,
         pricing=_pricing(known) if tiers and len(known) == len(tiers) else None,
     )
 

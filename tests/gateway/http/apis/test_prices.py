@@ -1,5 +1,6 @@
 """Prices in the cards of GET /v1/models."""
 
+import time
 from typing import Any
 
 from outrider.gateway.answering.reading.model_catalog import ListedModel
@@ -53,6 +54,7 @@ PRICES = {
 def test_several_tiers_cost_at_most_what_the_dearest_does() -> None:
     made = card(book(routing={"prices": PRICES}), tier("small", 4096), tier("large", 8192))
     assert (made.tier, made.max_context) == (None, 8192)
+    assert (made.max_model_len, made.context_length) == (8192, 8192)
     assert made.pricing == Pricing(
         currency="USD",
         prompt="0.0000025",
@@ -106,3 +108,9 @@ def test_unknown_prices_are_null() -> None:
     assert partly.pricing is None  # the other tier may cost more
     assert pricing(partly.outrider[0]).currency == "USD"
     assert card(PriceBook.free()).pricing is None
+
+
+def test_a_models_age_is_that_of_its_weights_or_of_the_server() -> None:
+    known = ListedModel(id="auto", owned_by="outrider", behind=(), created=1_700_000_000)
+    assert card_of(known, book()).created == 1_700_000_000
+    assert abs(card(book()).created - time.time()) < 3600
