@@ -280,8 +280,8 @@ def test_a_decoded_request_is_checked_like_any_other() -> None:
         tier="large",
         sampling=SamplingParams(max_tokens=123),
     )
-    frame = wire.encode(wire.Submit(request)).replace(bytes([123]), bytes([0]))
-    with pytest.raises(ValueError, match=r"max_tokens=0 must be in \[1, "):
+    frame = wire.encode(wire.Submit(request)).replace(bytes([123]), bytes([255]))
+    with pytest.raises(ValueError, match=r"max_tokens=-1 must be in \[0, "):
         wire.decode_command(frame)
 
 

@@ -112,12 +112,21 @@ def test_requests_above_the_limit_do_not_begin(opened: Open) -> None:
             headers = {"content-type": "application/json"}
             response = made.world.http.post("/v1/completions", content=body, headers=headers)
             assert response.status_code == 400, (odd, response.text)
-        for limit in (0, -1, 2**31, 1e300, "9", 1.5):
+        for limit in (-2, 2**31, 1e300, "9", 1.5):
             assert made.world.chat(model="small", max_tokens=limit).status_code == 400, limit
         assert not made.world.engine.submitted
         assert not made.world.cloud.requests
         assert made.remaining_tokens() == LIMIT
         made.rows(1)
+
+
+def test_a_prompt_that_is_only_scored_pays_for_itself(opened: Open) -> None:
+    body = {"model": "small", "prompt": [65] * 40, "max_tokens": 0, "echo": True, "logprobs": 1}
+    with opened(limits=LimitSpec(tokens_per_minute=LIMIT)) as made:
+        made.world.engine.script = lambda _: Script(finish_reason="length")
+        for used, status in ((40, 200), (80, 200), (80, 429)):
+            response = made.world.http.post("/v1/completions", json=body)
+            assert (response.status_code, made.used("tokens_per_minute")) == (status, used)
 
 
 @pytest.mark.slow
