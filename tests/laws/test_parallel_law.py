@@ -43,6 +43,22 @@ def test_ranks_say_what_one_says(shipped: Parted) -> None:
     assert shipped.model.weight_bytes < 0.6 * pair.large.weight_bytes
 
 
+@pytest.mark.slow
+def test_ranks_score_a_prompt_as_one_does(shipped: Parted) -> None:
+    asked = [
+        make_request(f"{n}", prompt, max_tokens=3, num_prompt_logprobs=n)
+        for n, prompt in enumerate(heldout_prompts(3))
+    ]
+    right = serve(make_engine(shipped_pair()), asked)
+    answers = serve(shipped.engine(shipped_pair()), asked)
+    for name, answer in answers.items():
+        found, wanted = (each.prefills[0].prompt_logprobs for each in (answer, right[name]))
+        assert [each.logprob for each in found] == pytest.approx(
+            [each.logprob for each in wanted], abs=1e-4
+        )
+        assert [len(each.top) for each in found] == [int(name)] * len(wanted)
+
+
 @pytest.mark.parametrize("on_device", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_whole_rows_are_gathered_only_where_they_are_wanted(
     shipped: Parted, on_device: bool, monkeypatch: pytest.MonkeyPatch
@@ -64,6 +80,7 @@ def test_whole_rows_are_gathered_only_where_they_are_wanted(
         "truncated": ({"temperature": 0.9, "top_p": 0.8}, {all_bytes}),
         "penalised": ({"frequency_penalty": 0.5}, {all_bytes}),
         "reported": ({"temperature": 0.7, "num_logprobs": 3}, {all_bytes}),
+        "scored": ({"num_prompt_logprobs": 2}, {all_bytes, few_bytes}),
     }
     prompt = heldout_prompts(1)[0]
     asked = {
@@ -104,7 +121,7 @@ def test_all_ranks_run_the_largest_pass(shipped: Parted) -> None:
     largest = LargestPass(max_rows=40, max_sequences=1, block_size=16, kv_dtype=model.dtype)
     measure = partial(measure_pass_bytes, model, largest, memory=Memory(), make_runner=RankRunner)
     measured, rooms = shipped.ranks.room(measure, largest)
-    assert measured == 77 + 3 * 16 * model.config.vocab_size * 4
+    assert measured == 77 + 3 * 40 * model.config.vocab_size * 4
     assert rooms == []  # on a CPU all share the machine's memory
     request = make_request("a", heldout_prompts(1)[0], max_tokens=6)
     assert_same_answers([request], of=shipped_pair(), vary=Way(make=shipped.engine))

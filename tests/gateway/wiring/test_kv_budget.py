@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.engine.cache.window_blocks import BlockBytes, share_blocks, window_block_demand
-from outrider.engine.config import EngineConfig
+from outrider.engine.config import MAX_SCORED_ROWS, EngineConfig
 from outrider.engine.errors import EngineError
 from outrider.engine.model.config import ModelConfig
 from outrider.engine.model.kv_cache import KVCache
@@ -209,12 +209,12 @@ def test_the_reserve_is_what_the_largest_pass_takes() -> None:
 
     model.forward = watched  # type: ignore[method-assign]
     try:
-        largest = LargestPass(max_rows=100, max_sequences=2, block_size=16, kv_dtype=model.dtype)
+        largest = LargestPass(max_rows=400, max_sequences=2, block_size=16, kv_dtype=model.dtype)
         needed = measure_pass_bytes(model, largest, memory=Memory())
     finally:
         model.forward = forward  # type: ignore[method-assign]
-    assert rows == [100]
-    assert needed == 5000 + 3 * 32 * model.config.vocab_size * 4
+    assert rows == [400]
+    assert needed == 5000 + 3 * (2 * 16 + MAX_SCORED_ROWS) * model.config.vocab_size * 4
 
 
 def test_a_heads_graphs_and_what_it_reads_are_counted() -> None:
