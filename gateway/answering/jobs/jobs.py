@@ -28,7 +28,6 @@ from outrider.gateway.answering.jobs.prompts import (
 from outrider.gateway.answering.jobs.route_report import describe_route
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.jobs.tier_choice import CandidateTiers, TierChoice, TierChooser
-from outrider.gateway.answering.reading.arms import with_defaults
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.reading.local_models import LocalModels
 from outrider.gateway.answering.reading.parsed_request import ApiRequest, RequestContext, permitted
@@ -131,7 +130,7 @@ class JobBuilder:
         self, request: ApiRequest, context: RequestContext, strong: StrongTier | None
     ) -> BuiltJob:
         """Choose a tier and make its job."""
-        request = with_defaults(request, self.sampling_defaults)
+        request = request.with_defaults(self.sampling_defaults)
         prompts = self._prompts(request, context.principal)
         await self.models.until_known()
         named = await self.models.tiers_named(request.model, context.principal.scopes)

@@ -1,6 +1,5 @@
 """Experiments in the path of a request: what they look at, and what an assignment changes."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -132,13 +131,7 @@ def overlaid(request: ApiRequest, assignment: Assignment) -> ApiRequest:
         "outrider": overlay.merge(request.outrider),
         SERVICE_TIER: overlay.merge_service_tier(request.service_tier),
     }
-    return with_defaults(request.model_copy(update=changes), overlay.sampling)
-
-
-def with_defaults(request: ApiRequest, defaults: Mapping[str, Any]) -> ApiRequest:
-    """Return the request with these values of the fields that it does not set."""
-    new = {name: value for name, value in defaults.items() if getattr(request, name) is None}
-    return request.model_copy(update=new) if new else request
+    return request.model_copy(update=changes).with_defaults(overlay.sampling)
 
 
 def sampled(read: ReadRequest, assignment: Assignment) -> ReadRequest:

@@ -5,8 +5,9 @@ may be null. What OpenAI has and we have not yet is declared with `Harmless`: th
 "off" pass, anything else is refused by name.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -326,3 +327,8 @@ class GenerationFields(RequestModel):
         """The stop strings, however they were given; an empty one stops nothing."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(stop for stop in given if stop)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
+        """Return the request with these values of the fields that it does not set."""
+        new = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return self.model_copy(update=new) if new else self

@@ -156,10 +156,9 @@ def is_local(document: dict[str, Any], endpoint: Endpoint) -> bool:
     model: type[BaseModel] = ChatRequest if endpoint == "chat" else CompletionRequest
     try:
         request = model.model_validate_json(json.dumps(document))
-        if not isinstance(request, ChatRequest):
-            return True
-        plan = plan_tools(request)
-        structured = plan_structured(request.response_format, request.structured_outputs)
+        plan = plan_tools(request) if isinstance(request, ChatRequest) else None
+        form = getattr(request, "response_format", None)
+        structured = plan_structured(form, request.structured_outputs)
     except (ValidationError, BadRequestError):
         return False
     has_grammar = plan is not None or structured is not None
