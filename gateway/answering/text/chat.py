@@ -154,6 +154,11 @@ class ChatTokenizer:
         return cls(tokenizer, end_token_ids(path), tool_format)
 
     @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The control tokens by what they are for, such as `bos_token`."""
+        return self._template.special_tokens
+
+    @property
     def has_template(self) -> bool:
         """True if conversations can be rendered."""
         return bool(self._tokenizer.chat_template)

@@ -1,4 +1,4 @@
-"""Endpoints that need only a tokenizer: /v1/tokenize, /v1/detokenize, and the counts of prompts."""
+"""Endpoints that need only a tokenizer: tokens, their text, control tokens, counts of prompts."""
 
 import asyncio
 import sys
@@ -36,6 +36,7 @@ from outrider.gateway.http.apis.tokenize_schema import (
     Tokenized,
     TokenizeMessages,
     TokenizePrompt,
+    TokenizerInfo,
 )
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.verifier.params import Tier
@@ -110,6 +111,20 @@ class Tokenizing:
 
         prompt = await _in_time(text, len(request.tokens))
         return json_response(Detokenized(prompt=prompt, tier=info.tier))
+
+    async def describe(self, model: str | None, principal: Principal) -> Response:
+        """A tokenizer's control tokens. Raises GatewayError or EngineError."""
+        info = await self._info(model, principal)
+        named = self._tokenizer(info).special_tokens
+        return json_response(
+            TokenizerInfo(
+                bos_token=named.get("bos_token"),
+                eos_token=named.get("eos_token"),
+                pad_token=named.get("pad_token"),
+                model_max_length=info.max_context,
+                tier=info.tier,
+            )
+        )
 
     async def count_tokens(self, body: bytes, principal: Principal) -> Response:
         """The tokens of a prompt of the Messages API. Raises GatewayError or EngineError."""

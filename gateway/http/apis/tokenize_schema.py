@@ -88,6 +88,16 @@ class Detokenized(ResponseModel):
     tier: Annotated[Tier, says("The model's tier.")]
 
 
+class TokenizerInfo(ResponseModel):
+    """A tokenizer's control tokens, as evaluation harnesses ask for them."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    model_max_length: Annotated[int, says("The model's context.")]
+    tier: Annotated[Tier, says("The model's tier.")]
+
+
 class TokenCount(ResponseModel):
     """The tokens of a prompt, as /v1/messages reads it."""
 
@@ -107,4 +117,5 @@ TOKENIZE_MODELS: Final[tuple[type, ...]] = (
     Tokenized,
     DetokenizeRequest,
     Detokenized,
+    TokenizerInfo,
 )

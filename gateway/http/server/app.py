@@ -63,7 +63,11 @@ from outrider.gateway.http.apis.responses.openapi import (
     count_input_operation,
     responses_operation,
 )
-from outrider.gateway.http.apis.tokenize_api import detokenize_operation, tokenize_operation
+from outrider.gateway.http.apis.tokenize_api import (
+    detokenize_operation,
+    tokenize_operation,
+    tokenizer_info_operation,
+)
 from outrider.gateway.http.apis.tokenize_schema import TOKENIZE_MODELS
 from outrider.gateway.http.dashboard.api import DashboardApi
 from outrider.gateway.http.dashboard.schema import DASHBOARD_MODELS, Dashboard
@@ -97,6 +101,7 @@ _MESSAGES: Final = "/v1/messages"
 _COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 _COUNT_INPUT: Final = "/v1/responses/input_tokens"
 _TOKENIZE: Final = "/v1/tokenize"
+_TOKENIZER_INFO: Final = "/v1/tokenizer_info"
 _DETOKENIZE: Final = "/v1/detokenize"
 _OLLAMA: Final = "/api/"
 _OLLAMA_CHAT: Final = "/api/chat"
@@ -202,6 +207,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     app.post(_COUNT_TOKENS, openapi_extra=count_tokens_operation())(answers.count_tokens)
     app.post(_COUNT_INPUT, openapi_extra=count_input_operation())(answers.count_input)
     app.post(_TOKENIZE, openapi_extra=tokenize_operation())(answers.tokenize)
+    app.get(_TOKENIZER_INFO, openapi_extra=tokenizer_info_operation())(answers.tokenizer_info)
     app.post(_DETOKENIZE, openapi_extra=detokenize_operation())(answers.detokenize)
     app.post(_OLLAMA_CHAT, openapi_extra=chat_operation())(answers.ollama_chat)
     app.post(_OLLAMA_GENERATE, openapi_extra=generate_operation())(answers.ollama_generate)

@@ -307,6 +307,11 @@ class AnswerEndpoints:
         """Return the tokens of a text or of a conversation."""
         return await self.intake.counted(request, self.tokenizing.tokenize)
 
+    async def tokenizer_info(self, request: Request) -> Response:
+        """Return the control tokens of a model's tokenizer."""
+        model = request.query_params.get("model")
+        return await self.tokenizing.describe(model, principal_of(request))
+
     async def detokenize(self, request: Request) -> Response:
         """Return the text of tokens."""
         return await self.intake.counted(request, self.tokenizing.detokenize)

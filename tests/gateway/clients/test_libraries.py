@@ -24,6 +24,7 @@ PYTHON: Final = {
     "openai_agents": ("openai-agents", "0.24.0", ""),
     "langchain_openai": ("langchain-openai", "1.7.4", ""),
     "llama_index": ("llama-index-llms-openai-like", "0.8.1", ""),
+    "ollama": ("ollama", "0.6.3", ""),
     "pydantic_ai": ("pydantic-ai-slim", "2.68.0", "[openai]"),
 }
 """Package, version and extras by program."""

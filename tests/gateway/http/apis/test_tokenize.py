@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outrider.gateway.answering.text.chat import ChatTokenizer
-from outrider.gateway.http.apis.tokenize_schema import Detokenized, Tokenized
+from outrider.gateway.http.apis.tokenize_schema import Detokenized, Tokenized, TokenizerInfo
 from tests.gateway.answers import read_answer
 from tests.gateway.conftest import Server
 
@@ -102,6 +102,16 @@ def test_special_tokens_come_back_by_their_names(http: httpx.Client) -> None:
 @given(text=st.text(max_size=200))
 def test_there_and_back(http: httpx.Client, text: str) -> None:
     assert detokenize(http, tokenize(http, prompt=text)["tokens"]) == text
+
+
+@pytest.mark.parametrize("path", ["/v1/tokenizer_info", "/tokenizer_info?model=large"])
+def test_a_tokenizer_says_its_control_tokens(http: httpx.Client, path: str) -> None:
+    answer = http.get(path)
+    assert answer.status_code == 200, answer.text
+    info = read_answer(TokenizerInfo, answer.content)
+    assert (info.eos_token, info.bos_token) == ("<|im_end|>", None)
+    assert (info.model_max_length, info.tier) == (256, "large")
+    assert http.get("/v1/tokenizer_info?model=nothing").status_code == 404
 
 
 def test_long_texts_are_done_in_a_thread(http: httpx.Client) -> None:
