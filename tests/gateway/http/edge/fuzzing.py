@@ -14,6 +14,7 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import Status, events, from_schema
 
 LATE = 504
+_CANNOT_DRAW = "Cannot generate an array"
 
 _SEMANTIC = re.compile(
     "not supported together|excludes response_format|no tool|unknown tool|two tools|schema's type|"
@@ -98,6 +99,8 @@ def fuzz(
     schema = schemathesis.openapi.from_dict(document, config=SchemathesisConfig.from_dict(settings))
     outcome = Outcome()
     for event in from_schema(schema).execute():
+        if isinstance(event, events.NonFatalError) and _CANNOT_DRAW in str(event.value):
+            continue  # a mutated array that schemathesis itself cannot fill
         assert not isinstance(event, events.NonFatalError | events.FatalError), event
         if isinstance(event, events.ScenarioFinished):
             _add(outcome, event)
