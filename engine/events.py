@@ -33,6 +33,8 @@ class PrefillDone:
     """The arithmetic behind the answer: the models', their caches', their adapters'."""
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     """Where the request asked for them: one for each token of the prompt but the first."""
+    left_out: tuple[str, ...] = ()
+    """What the answer's grammar does not enforce of lenient schemas: `place#pointer`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import llguidance
 
 from outrider.draft.text.vocabulary import vocabulary_bytes
 from outrider.engine.errors import InvalidGrammarError
+from outrider.engine.grammar.leaving_out import LeavingOut
 from outrider.engine.grammar.llguidance_backend import LLGuidanceCompiler
 from outrider.engine.grammar.source import prepare_source
 from outrider.engine.request import GrammarSpec
@@ -40,7 +41,7 @@ def schema_spec(schema: object) -> GrammarSpec:
 def is_refused(schema: object) -> bool:
     """Whether the compiler takes no such schema, without a vocabulary and a process of its own."""
     try:
-        source = prepare_source("json_schema", json.dumps(schema))
+        source = prepare_source("json_schema", json.dumps(schema), LeavingOut(None))
     except InvalidGrammarError:
         return True
-    return bool(llguidance.LLMatcher.validate_grammar(source))
+    return bool(llguidance.LLMatcher.validate_grammar(source.text))

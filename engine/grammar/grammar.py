@@ -53,6 +53,10 @@ class TokenGrammar(Protocol):
     def stop_token_ids(self) -> tuple[int, ...]:
         """The tokens that end an answer; allowed wherever it is complete."""
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What it does not enforce of lenient schemas: `place#pointer`."""
+
     def matcher(self) -> TokenMatcher:
         """A matcher at the beginning of an answer."""
 
@@ -117,6 +121,11 @@ class GrammarState:
     def stop_token_ids(self) -> tuple[int, ...]:
         """The tokens that end the answer, whatever the request's own stop tokens are."""
         return self._grammar.stop_token_ids
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the grammar does not enforce of lenient schemas."""
+        return self._grammar.left_out
 
     # ---- what the step asks ---------------------------------------------------------------
 

@@ -4,7 +4,9 @@ A part is an object with a `type`:
 
 - const: `value`, a text. token: `token`, the id of a special token, which no text spells.
 - regex: `pattern`. choice: one of `values`. grammar: `grammar`, a client's own (GBNF or Lark).
-- json_schema: `json_schema`; `lenient` leaves out what cannot be enforced.
+- json_schema: `json_schema`. `lenient` leaves out what cannot be enforced, and says so with the
+  `place` of the schema in the request; `left_out` was left out before.
+- note: nothing; `left_out` as above.
 - text: any text, then `suffix`. `max_chars` of it; not beginning with `not_before`.
 - text_until: any text up to the first `end`, which belongs to it. `max_chars`, `not_before` as
   above; the text holds no `excludes`.
@@ -18,38 +20,59 @@ longest text it can, and the shortest where a rule is lazy.
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from llguidance.gbnf_to_lark import any_to_lark
 
 from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.grammar.json_pattern import javascript
-from outrider.engine.grammar.json_schema import prepare_schema
+from outrider.engine.grammar.json_schema import Schema, prepare_schema
+from outrider.engine.grammar.leaving_out import LeavingOut
 
 # Without it only one way to split a text into tokens is allowed, and masks would change with it.
 _OPTIONS: Final = '%llguidance {"no_forcing": true}\n'
 
 
-def source_of(part: Any) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarSource:
+    """A grammar as llguidance takes it."""
+
+    text: str
+    left_out: tuple[str, ...] = ()
+    """What it does not enforce of lenient schemas: `place#pointer`."""
+
+
+def source_of(part: Any, leaving_out: LeavingOut) -> GrammarSource:
     """Return the grammar of an answer that is this part, as llguidance takes it.
 
-    Raises InvalidGrammarError for what is no part, and for a schema that cannot be enforced.
+    `leaving_out`: prepares lenient schemas. Raises InvalidGrammarError for what is no part, and for
+    another schema that cannot be enforced.
     """
-    rules = _Rules()
+    rules = _Rules(leaving_out)
     try:
         start = rules.expression(part)
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidGrammarError(f"it is no grammar: {error!r}") from error
     own = {"name": "answer", "lark_grammar": f"{_OPTIONS}start: {start}\n{''.join(rules.lines)}"}
-    return json.dumps({"grammars": [own, *rules.others]})
+    text = json.dumps({"grammars": [own, *rules.others]})
+    return GrammarSource(text=text, left_out=tuple(rules.left_out))
+
+
+def schema_source(schema: Schema | bool) -> str:
+    """Return the grammar of JSON under a schema that `prepare_schema` has returned."""
+    lark = f"{_OPTIONS}start: r0\nr0: %json {json.dumps(schema)}\n"
+    return json.dumps({"grammars": [{"name": "answer", "lark_grammar": lark}]})
 
 
 class _Rules:
     """Collects the rules that expressions refer to."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaving_out: LeavingOut) -> None:
         self.lines: list[str] = []
         self.others: list[dict[str, str]] = []
+        self.left_out: list[str] = []
+        self._leaving_out = leaving_out
 
     def expression(self, part: Any) -> str:
         """An expression for a part, with what it needs among the rules."""
@@ -82,8 +105,16 @@ class _Rules:
         return self._terminal(" | ".join(map(_literal, dict.fromkeys(part["values"]))))
 
     def _json_schema(self, part: Any) -> str:
-        schema = prepare_schema(part["json_schema"], is_lenient=bool(part.get("lenient")))
+        if not part.get("lenient"):
+            return self._rule(f"%json {json.dumps(prepare_schema(part['json_schema']))}")
+        schema, pointers = self._leaving_out.prepare(part["json_schema"])
+        self._note(part)
+        self.left_out += [f"{part.get('place', '')}#{pointer}" for pointer in pointers]
         return self._rule(f"%json {json.dumps(schema)}")
+
+    def _note(self, part: Any) -> str:
+        self.left_out += [str(name) for name in part.get("left_out", ())]
+        return '""'
 
     def _grammar(self, part: Any) -> str:
         try:

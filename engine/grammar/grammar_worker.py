@@ -7,7 +7,8 @@ The engine compiles the same text again in a thread, which cannot be stopped but
 end.
 
 Messages are JSON, one at a time: a `hello` with vocabulary and bounds, answered by "ready", then
-grammars, each answered by its source or an error.
+grammars, each answered by its source or an error. A grammar with lenient schemas that cannot be
+compiled or followed is tried again with less of them.
 """
 
 import json
@@ -23,6 +24,9 @@ import llguidance
 import numpy as np
 
 from outrider.engine.errors import InvalidGrammarError
+from outrider.engine.grammar.grammar_parts import schema_source
+from outrider.engine.grammar.json_schema import Schema
+from outrider.engine.grammar.leaving_out import LeavingOut
 from outrider.engine.grammar.source import prepare_source
 from outrider.engine.grammar.vocabulary import LIMITS, is_stuck, reason, tokenizer_of
 from outrider.engine.request import GrammarKind
@@ -70,14 +74,15 @@ class _Trial:
         self._max_grammar_bytes: int = hello["max_grammar_bytes"]
         _bound_memory(hello["compile_memory_bytes"])
 
-    def run(self, asked: dict[str, str]) -> dict[str, Any]:
+    def run(self, asked: dict[str, Any]) -> dict[str, Any]:
         """The grammar as llguidance takes it, or an error that says why there is none.
 
-        Ends the process by SIGPROF after too much processor time.
+        `asked`: kind, text and, of a grammar whose trial has ended a process, `is_loose`. Ends the
+        process by SIGPROF after too much processor time.
         """
         signal.setitimer(signal.ITIMER_PROF, self._compile_cpu_s)
         try:
-            return self._try(asked)
+            return self._try_each(asked)
         except InvalidGrammarError as error:
             return {"error": str(error)}
         except MemoryError:
@@ -87,20 +92,41 @@ class _Trial:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def _try(self, asked: dict[str, str]) -> dict[str, Any]:
+    def _try_each(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Try the grammar, and while it fails less and less of its lenient schemas."""
+        checks = [None] if asked.get("is_loose") else [self._begins, self._is_followed, None]
+        while True:
+            leaving_out = LeavingOut(checks.pop(0))
+            try:
+                return self._try(asked, leaving_out)
+            except (InvalidGrammarError, MemoryError):
+                if not (checks and leaving_out.has_prepared):
+                    raise
+
+    def _try(self, asked: dict[str, Any], leaving_out: LeavingOut) -> dict[str, Any]:
         before = _resident_bytes()
-        source = prepare_source(cast(GrammarKind, asked["kind"]), asked["text"])
-        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
-        self._walk(matcher)
-        size_bytes = max(_resident_bytes() - before, len(source))
+        source = prepare_source(cast(GrammarKind, asked["kind"]), asked["text"], leaving_out)
+        self._walk(self._matcher(source.text), _NUM_WALKED_TOKENS)
+        size_bytes = max(_resident_bytes() - before, len(source.text))
         if size_bytes > self._max_grammar_bytes:
             raise InvalidGrammarError(
                 f"compiled it has {size_bytes} bytes; the limit is {self._max_grammar_bytes}; "
                 "simplify it"
             )
-        return {"source": source, "size_bytes": size_bytes}
+        return {"source": source.text, "size_bytes": size_bytes, "left_out": source.left_out}
 
-    def _walk(self, matcher: llguidance.LLMatcher) -> None:
+    def _matcher(self, source: str) -> llguidance.LLMatcher:
+        return llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
+
+    def _begins(self, schema: Schema | bool) -> None:
+        """Raise InvalidGrammarError for a schema that is refused, or that no text conforms to."""
+        self._walk(self._matcher(schema_source(schema)), 1)
+
+    def _is_followed(self, schema: Schema | bool) -> None:
+        """Raise InvalidGrammarError also for a schema that takes too long to follow."""
+        self._walk(self._matcher(schema_source(schema)), _NUM_WALKED_TOKENS)
+
+    def _walk(self, matcher: llguidance.LLMatcher, num_tokens: int) -> None:
         """Follow the grammar for some tokens and back, as the engine's steps will.
 
         Raises InvalidGrammarError where it cannot be, or a token takes too long: steps would wait
@@ -109,7 +135,7 @@ class _Trial:
         mask = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
         rng = random.Random(0)
         num_walked = 0
-        while num_walked < _NUM_WALKED_TOKENS and not matcher.is_stopped():
+        while num_walked < num_tokens and not matcher.is_stopped():
             began_s = time.thread_time()
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             if time.thread_time() - began_s > self._token_cpu_s:

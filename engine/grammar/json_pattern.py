@@ -23,6 +23,8 @@ _CONTROLS: Final = re.compile(r"\\(x[01]|u00[01]|u\{0*1?[0-9a-fA-F]?\}|0|c)|[\x0
 _HAS_BOTH: Final = re.compile(
     r"\^([^\"\\\[\]-]|a-z|A-Z|0-9|\\[-\]nrt.()*+?$^|{}]|\[0-9(A-Za-z_)?\])*"
 )
+_PLAIN_ESCAPE: Final = re.compile(r"\\[^1-9k]", re.S)
+_IRREGULAR: Final = re.compile(r"\\[1-9k]|\(\?<?[=!]")
 _MAX_DEPTH: Final = 200
 
 _LEAP_YEAR: Final = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
@@ -36,6 +38,11 @@ DATES: Final[Mapping[str, str]] = {
     "date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$",
 }  # fmt: skip
 """Patterns of dates that exist and of times, without leap seconds."""
+
+
+def is_regular(pattern: str) -> bool:
+    """Return whether an expression has no look-around and no back-reference, as far as is seen."""
+    return _IRREGULAR.search(_PLAIN_ESCAPE.sub("", pattern)) is None
 
 
 def javascript(pattern: str, *, is_quoted: bool) -> str:

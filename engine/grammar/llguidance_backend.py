@@ -100,6 +100,7 @@ class LLGuidanceCompiler:
             vocab_size=self.vocab_size,
             stop_token_ids=self.stop_token_ids,
             size_bytes=tried.size_bytes,
+            left_out=tried.left_out,
         )
 
 
@@ -132,11 +133,13 @@ class LLGuidanceGrammar:
         vocab_size: int,
         stop_token_ids: tuple[int, ...],
         size_bytes: int,
+        left_out: tuple[str, ...] = (),
     ) -> None:
         """`start`: a matcher at the beginning of an answer, which never moves."""
         self.vocab_size = vocab_size
         self.stop_token_ids = stop_token_ids
         self.size_bytes = size_bytes
+        self.left_out = left_out
         self._start = start
 
     def matcher(self) -> "LLGuidanceMatcher":

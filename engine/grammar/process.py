@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S: Final = 60.0
 _KILLED: Final = -signal.SIGKILL
+_LENIENT: Final = re.compile(r'"lenient": ?true')
 _NOT_STARTED: Final = "the grammar compiler did not start; try again later"
 # What an interpreter needs to find its libraries and folders. The rest may hold secrets, and the
 # process reads what clients wrote.
@@ -53,10 +55,16 @@ class TriedGrammar:
     """As llguidance takes it."""
     size_bytes: int
     """Bytes that the process grew by while it was compiled and followed for some tokens."""
+    left_out: tuple[str, ...] = ()
+    """What it does not enforce of lenient schemas."""
 
 
 class UnfinishedGrammarError(InvalidGrammarError):
     """Compiling did not end in time, for reasons that may not be the grammar's."""
+
+
+class _EndedError(InvalidGrammarError):
+    """Compiling has ended the process."""
 
 
 class GrammarProcess:
@@ -114,9 +122,18 @@ class GrammarProcess:
         Raises InvalidGrammarError for any other, and UnfinishedGrammarError where that is not
         the grammar's own fault.
         """
-        connection = self.start()
         try:
-            connection.send_bytes(json.dumps({"kind": spec.kind, "text": spec.text}).encode())
+            return self._prepare(spec, is_loose=False)
+        except _EndedError:
+            if spec.kind != "parts" or not _LENIENT.search(spec.text):
+                raise
+        return self._prepare(spec, is_loose=True)
+
+    def _prepare(self, spec: GrammarSpec, *, is_loose: bool) -> TriedGrammar:
+        connection = self.start()
+        asked = {"kind": spec.kind, "text": spec.text, "is_loose": is_loose}
+        try:
+            connection.send_bytes(json.dumps(asked).encode())
             if connection.poll(self._bounds.compile_wall_s):
                 return _read(connection.recv_bytes(), spec)
         except (EOFError, OSError):
@@ -127,7 +144,7 @@ class GrammarProcess:
 
     def _error(self, exit_code: int) -> InvalidGrammarError:
         if exit_code == -signal.SIGPROF:
-            return InvalidGrammarError(
+            return _EndedError(
                 f"compiling the grammar takes more than {self._bounds.compile_cpu_s:g} s of "
                 "processor time; simplify it"
             )
@@ -136,7 +153,7 @@ class GrammarProcess:
                 f"compiling the grammar took more than {self._bounds.compile_wall_s:g} s; simplify "
                 "it or try again later"
             )
-        return InvalidGrammarError("it cannot be compiled: the compiler failed on it; simplify it")
+        return _EndedError("it cannot be compiled: the compiler failed on it; simplify it")
 
     def _end(self) -> int:
         """Kill the process unless it has ended; returns how it ended."""
@@ -201,4 +218,6 @@ def _read(message: bytes, spec: GrammarSpec) -> TriedGrammar:
         logger.warning("grammar cannot be read kind=%s error=%s", spec.kind, answer["unforeseen"])
     if "error" in answer:
         raise InvalidGrammarError(answer["error"])
-    return TriedGrammar(source=answer["source"], size_bytes=answer["size_bytes"])
+    return TriedGrammar(
+        source=answer["source"], size_bytes=answer["size_bytes"], left_out=tuple(answer["left_out"])
+    )

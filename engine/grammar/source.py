@@ -7,14 +7,16 @@ import json
 from typing import Any
 
 from outrider.engine.errors import InvalidGrammarError
-from outrider.engine.grammar.grammar_parts import source_of
+from outrider.engine.grammar.grammar_parts import GrammarSource, source_of
+from outrider.engine.grammar.leaving_out import LeavingOut
 from outrider.engine.request import GrammarKind
 
 
-def prepare_source(kind: GrammarKind, text: str) -> str:
+def prepare_source(kind: GrammarKind, text: str, leaving_out: LeavingOut) -> GrammarSource:
     """Check a grammar (see `GrammarSpec`) and write it as llguidance takes it.
 
-    Raises InvalidGrammarError where an answer under it could break it.
+    `leaving_out`: prepares its lenient schemas. Raises InvalidGrammarError where an answer under it
+    could break it.
     """
     try:
         text.encode()
@@ -22,17 +24,19 @@ def prepare_source(kind: GrammarKind, text: str) -> str:
         raise InvalidGrammarError("it holds half surrogates, which no text does") from None
     match kind:
         case "json":
-            return source_of({"type": "json_schema", "json_schema": {"type": "object"}})
+            return source_of(
+                {"type": "json_schema", "json_schema": {"type": "object"}}, leaving_out
+            )
         case "json_schema":
-            return source_of({"type": "json_schema", "json_schema": _load(text)})
+            return source_of({"type": "json_schema", "json_schema": _load(text)}, leaving_out)
         case "regex":
-            return source_of({"type": "regex", "pattern": text})
+            return source_of({"type": "regex", "pattern": text}, leaving_out)
         case "choice":
-            return source_of({"type": "choice", "values": _choices(_load(text))})
+            return source_of({"type": "choice", "values": _choices(_load(text))}, leaving_out)
         case "grammar":
-            return source_of({"type": "grammar", "grammar": text})
+            return source_of({"type": "grammar", "grammar": text}, leaving_out)
         case "parts":
-            return source_of(_load(text))
+            return source_of(_load(text), leaving_out)
 
 
 def _load(text: str) -> Any:

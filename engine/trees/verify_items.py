@@ -206,6 +206,7 @@ def prefill_done(
         hidden_state=tuple(hidden.float().tolist()) if is_wanted else None,
         numerics=_numerics(sequence, runners),
         prompt_logprobs=tuple(sequence.prompt_logprobs),
+        left_out=() if sequence.grammar is None else sequence.grammar.left_out,
     )
 
 

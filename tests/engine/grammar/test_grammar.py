@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from outrider.engine.errors import InvalidGrammarError, InvalidRequestError
 from outrider.engine.events import EngineEvent, Failed, Finished
 from outrider.engine.grammar.grammar import GrammarState, TokenGrammar
-from outrider.engine.grammar.json_schema import MAX_DEPTH
+from outrider.engine.grammar.json_shape import MAX_DEPTH
 from outrider.engine.grammar.llguidance_backend import LLGuidanceCompiler
 from outrider.engine.queue.grammar_queue import GrammarQueue
 from outrider.engine.request import EngineRequest, GrammarSpec

@@ -14,7 +14,8 @@ import outrider.engine.grammar.json_disjoint as json_disjoint
 from benchmarks.chaos.fuzzed_schemas import random_schema
 from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.grammar.json_disjoint import MAX_DESCRIBED, are_disjoint, types_of
-from outrider.engine.grammar.json_schema import MAX_VALUES, prepare_schema
+from outrider.engine.grammar.json_schema import prepare_schema
+from outrider.engine.grammar.json_shape import MAX_VALUES
 from outrider.engine.request import GrammarSpec
 from tests.engine.grammar.test_schema_texts import allows
 from tests.grammars import schema_spec, shipped_compiler
