@@ -14,6 +14,9 @@ LOW: Final = -1
 GrammarKind = Literal["json", "json_schema", "regex", "choice", "grammar", "parts"]
 
 MAX_GRAMMAR_BYTES = 64 * 2**10
+"""Of one schema, expression, grammar or choice."""
+MAX_PARTS_BYTES = 512 * 2**10
+"""Of an answer's parts, such as many tools."""
 
 MAX_PROMPT_LOGPROBS: Final = 2**16
 """Log-probabilities of one prompt's tokens, each with its alternatives."""
@@ -54,12 +57,11 @@ class GrammarSpec:
     """Empty for json."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a text over `MAX_GRAMMAR_BYTES`."""
+        """Raise ValueError for a text over its limit."""
         size_bytes = len(self.text.encode(errors="replace"))
-        if size_bytes > MAX_GRAMMAR_BYTES:
-            raise ValueError(
-                f"a grammar of {size_bytes} bytes is over the limit of {MAX_GRAMMAR_BYTES}"
-            )
+        max_bytes = MAX_PARTS_BYTES if self.kind == "parts" else MAX_GRAMMAR_BYTES
+        if size_bytes > max_bytes:
+            raise ValueError(f"a grammar of {size_bytes} bytes is over the limit of {max_bytes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

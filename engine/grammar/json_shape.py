@@ -22,7 +22,8 @@ OBJECT: Final = (
 ARRAY: Final = ("items", "prefixItems", "minItems", "maxItems", "unevaluatedItems", "uniqueItems")
 _NESTING: Final = (*OBJECT, *ARRAY)
 COMBINING: Final = ("$ref", "allOf", "anyOf", "oneOf")
-_CONDITIONAL: Final = ("if", "dependentSchemas")  # they describe an object beside its properties
+# They describe an object or an array beside its own keywords, and no grammar enforces them.
+_CONDITIONAL: Final = ("if", "dependentSchemas", "$dynamicRef", "contains")
 
 
 def check_size(schema: Any) -> None:

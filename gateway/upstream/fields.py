@@ -39,7 +39,9 @@ _ALLOWED: Final[Mapping[ServerKind, frozenset[str]]] = {
     "outrider": _COMMON
     | _SAMPLING
     | _TEMPLATE
-    | {"prediction", "structured_outputs", "service_tier", "modalities"},
+    | _GUIDED
+    | {"regex", "ebnf", "json_schema", "grammar"}
+    | {"prediction", "service_tier", "modalities"},
     "vllm": _COMMON | _SAMPLING | _TEMPLATE | _GUIDED | {"include_reasoning"},
     "sglang": _COMMON
     | _SAMPLING

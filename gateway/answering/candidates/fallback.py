@@ -27,7 +27,7 @@ from outrider.gateway.contract.schema.routing import RouteReport
 logger = logging.getLogger(__name__)
 
 _MAX_NAMES: Final = 16
-_MAX_NAME_CHARS: Final = 64
+_MAX_NAME_CHARS: Final = 128
 
 _Begun = tuple[AsyncGenerator[bytes], bytes]
 """The body of a responder, without its first part, and that part."""
@@ -126,7 +126,9 @@ class FallbackChain:
         Raises GatewayError or EngineError; before the first part, that of the most telling failure.
         """
         begun: _Begun | None = await self._begin()
-        ignored = () if self._current is None else self._current.ignored_fields
+        ignored = () if self._current is None else tuple(self._current.ignored_fields)
+        if self.responder is not None:
+            ignored += self.responder.facts.left_out
         if ignored:
             self.headers["x-outrider-ignored-fields"] = _listed(ignored)
         while begun is not None:

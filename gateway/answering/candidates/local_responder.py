@@ -336,4 +336,11 @@ class LocalResponder:
             num_drafted_tokens=used.num_drafted_tokens,
             num_accepted_tokens=used.num_accepted_tokens,
             is_cut_by_limit=generation.is_cut_by_limit,
+            left_out=tuple(map(_field_of, generation.left_out)),
         )
+
+
+def _field_of(left_out: str) -> str:
+    """Write `place#pointer` as the path of a field."""
+    place, _, pointer = left_out.partition("#")
+    return place + pointer.replace("/", ".")

@@ -18,7 +18,7 @@ from outrider.gateway.answering.reading.parsed_request import ApiRequest
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.answering.text.chat_template import PromptEnd
 from outrider.gateway.answering.text.prompt_work import UNBOUNDED, PromptWork
-from outrider.gateway.answering.text.structured import StructuredPlan, plan_structured
+from outrider.gateway.answering.text.structured import plan_structured
 from outrider.gateway.answering.text.tools import plan_tools
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import AssistantMessage, ChatRequest, Message, join_parts
@@ -173,7 +173,7 @@ class ChatPrompts(Prompts):
         super().__init__(request, tokenizers, work)
         self.dialogue = Dialogue(request.messages, memory, salt)
         self._tools = plan_tools(request) if request.names_tools else None
-        self._structured = structured = _structured(request)
+        self._structured = structured = plan_structured(request)
         if self._tools is not None and structured is not None:
             raise BadRequestError(
                 f"{structured.param}: not supported together with tools; set tool_choice to none.",
@@ -268,7 +268,7 @@ class CompletionPrompts(Prompts):
             if not isinstance(prompt, str):
                 check_token_ids(prompt, info)
         rendered = Rendered(info=info, tokenizer=tokenizer, prompts=prompts)
-        structured = plan_structured(None, self.request.structured_outputs)
+        structured = plan_structured(self.request)
         if structured is None:
             return rendered
         return msgspec.structs.replace(
@@ -277,13 +277,6 @@ class CompletionPrompts(Prompts):
             grammar_param=structured.param,
             schema=structured.answer_schema(),
         )
-
-
-def _structured(request: ChatRequest) -> StructuredPlan | None:
-    """Plan the fields that give the answer a form. Raises BadRequestError."""
-    if request.response_format is None and request.structured_outputs is None:
-        return None
-    return plan_structured(request.response_format, request.structured_outputs)
 
 
 def _refuse_hopeless(num_chars: int, tokenizer: ChatTokenizer, work: PromptWork) -> None:
@@ -341,7 +334,7 @@ def prompt_end(request: ChatRequest) -> PromptEnd:
         raise _refusal(
             "continue_final_message", "not supported together with tools; set tool_choice to none"
         )
-    structured = plan_structured(request.response_format, request.structured_outputs)
+    structured = plan_structured(request)
     if structured is not None:
         raise _refusal("continue_final_message", f"not supported together with {structured.param}")
     _check_final_message(request)

@@ -22,9 +22,11 @@ from outrider.gateway.contract.schema.common import Harmless, StreamOptions
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.kinds import Capability, Endpoint
 from outrider.gateway.contract.schema.structured import (
+    ALIASES,
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedSchema,
+    StructuralTagFormat,
     TextFormat,
 )
 from outrider.gateway.contract.schema.tools import (
@@ -55,6 +57,7 @@ _FORMATS: Final[dict[str, type[BaseModel]]] = {
     "text": TextFormat,
     "json_object": JsonObjectFormat,
     "json_schema": JsonSchemaFormat,
+    "structural_tag": StructuralTagFormat,
 }
 _PARTS: Final[dict[str, NeedKind]] = {
     "image_url": "images",
@@ -126,6 +129,7 @@ def _needs(document: Mapping[str, Any], endpoint: Endpoint) -> Iterator[Required
     yield from _fields(document, _REQUESTS[endpoint], "")
     yield from _in_object(document.get("stream_options"), StreamOptions, "stream_options.")
     yield from _in_combination(document, endpoint)
+    yield from _in_format(document.get("response_format"))
     if endpoint == "completion":
         return
     for name in _SERVICES:
@@ -136,7 +140,6 @@ def _needs(document: Mapping[str, Any], endpoint: Endpoint) -> Iterator[Required
     for index, tool in enumerate(_objects(document.get("tools"))):
         yield from _in_tool(tool, f"tools.{index}.")
     yield from _in_tool_choice(document.get("tool_choice"))
-    yield from _in_format(document.get("response_format"))
 
 
 def _fields(
@@ -226,14 +229,15 @@ def _in_combination(
     document: Mapping[str, Any], endpoint: Endpoint
 ) -> Iterator[RequiredCapability]:
     """Yield fields that the local models take, but not together: one grammar rules an answer."""
-    wanted = document.get("response_format") if endpoint == "chat" else None
-    has_format = isinstance(wanted, dict) and wanted.get("type") in ("json_object", "json_schema")
-    has_structure = document.get("structured_outputs") is not None
+    wanted = document.get("response_format")
+    has_format = isinstance(wanted, dict) and wanted.get("type") in _FORMATS.keys() - {"text"}
+    others = [name for name in ("structured_outputs", *ALIASES) if document.get(name) is not None]
+    has_structure = bool(others)
     has_tools = (
         endpoint == "chat" and bool(document.get("tools")) and document.get("tool_choice") != "none"
     )
     if has_tools and (has_format or has_structure):
-        param = "response_format" if has_format else "structured_outputs"
+        param = "response_format" if has_format else others[0]
         yield RequiredCapability(capability="options", param=param)
     if has_tools or has_format or has_structure:
         for name in ("min_tokens", "ignore_eos"):

@@ -64,6 +64,8 @@ class ChoiceStream:
         self.choice = Choice(index, job, opens_thinking=plan.opens_thinking)
         self.tier: Tier = job.tier
         self.cascade = CascadeUsage()
+        self.left_out: tuple[str, ...] = ()
+        """What the answer's grammar does not enforce of lenient schemas."""
         self.is_degraded = False
         """True if an upstream tier should have answered, and could not."""
         self._job = job
@@ -149,6 +151,7 @@ class ChoiceStream:
 
     def _note_prefill(self, event: PrefillDone) -> list[Delta]:
         """Note the cost of the prompt; return what is said of it."""
+        self.left_out = event.left_out
         usage = self.choice.usage
         usage.queue_s = event.queue_s if usage.queue_s is None else usage.queue_s
         usage.num_cached_tokens = event.num_cached_tokens
@@ -177,7 +180,7 @@ class ChoiceStream:
         schema, is_cut = self._job.schema, any(delta.stop is not None for delta in last)
         if schema is None or is_cut or self.choice.finish_reason == "length":
             return
-        verdict = schema.verdict("".join(record.text), record.whole_calls)
+        verdict = schema.enforced(self.left_out).verdict("".join(record.text), record.whole_calls)
         self._metrics.structured_answers.labels(verdict).inc()
         if verdict == "differs":
             param = self._job.grammar_param

@@ -85,6 +85,11 @@ class Generation:
         return ChoiceUsage.total([stream.choice.usage for stream in self._streams])
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the answer's grammar does not enforce of lenient schemas: `place#pointer`."""
+        return self._streams[0].left_out
+
+    @property
     def is_escalated(self) -> bool:
         """True if the watch has given one of the small model's answers up."""
         return self.job.cascade is not None and any(usage.escalated for usage in self.cascades)

@@ -7,8 +7,9 @@ counts, lengths and ranges, not patterns and formats, each schema once for each 
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
@@ -20,6 +21,12 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "null": type(None), "array": list, "object": dict,
 }  # fmt: skip
 
+_OBJECT: Final = ("additionalProperties", "unevaluatedProperties")
+_ARRAY: Final = ("items", "additionalItems", "unevaluatedItems")
+_CLOSING: Final[Mapping[str, Sequence[str]]] = {
+    "properties": _OBJECT, "patternProperties": _OBJECT, "prefixItems": _ARRAY, "items": _ARRAY,
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSchema:
@@ -29,6 +36,28 @@ class AnswerSchema:
     """The schema of the whole content, as JSON text; None where it is free."""
     arguments: Mapping[str, Any] | None = None
     """The schema of each function's arguments."""
+    place: str = ""
+    """The request's field that holds the schema of the content."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """The fields that hold the schemas of arguments, by function."""
+
+    def enforced(self, left_out: Sequence[str]) -> "AnswerSchema":
+        """Return the schemas without what a grammar does not enforce (`place#pointer`)."""
+        if not left_out:
+            return self
+        pointers: dict[str, list[str]] = {}
+        for name in left_out:
+            place, _, pointer = name.partition("#")
+            pointers.setdefault(place, []).append(pointer)
+        content, arguments = self.content, self.arguments
+        if content is not None and self.place in pointers:
+            content = json.dumps(_without(json.loads(content), pointers[self.place]))
+        if arguments is not None:
+            arguments = {
+                name: _without(schema, pointers.get(self.places.get(name, ""), ()))
+                for name, schema in arguments.items()
+            }
+        return replace(self, content=content, arguments=arguments)
 
     def verdict(self, text: str, calls: Iterable[tuple[str, str]]) -> Verdict:
         """Check a whole answer: its content, and (name, arguments) of its calls."""
@@ -41,6 +70,38 @@ class AnswerSchema:
         return next((verdict for verdict in worst if verdict in verdicts), "conforms")
 
 
+def _without(schema: Any, pointers: Iterable[str]) -> Any:
+    """Return a schema without keywords; any value where one of them cannot be found."""
+    kept = deepcopy(schema)
+    for pointer in pointers:
+        parts = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")]
+        if len(parts) < 2 or not _is_removed(kept, parts[1:]):
+            return True
+    return kept
+
+
+def _is_removed(schema: Any, parts: Sequence[str]) -> bool:
+    """Remove a keyword, and what would close its object to it; False where it is not found."""
+    if "patternProperties" in parts[:-1]:
+        return False
+    here = schema
+    for part in parts[:-1]:
+        here = _at(here, part)
+    name = parts[-1]
+    if not isinstance(here, dict):
+        return False
+    for beside in _CLOSING.get(name, ()):
+        here.pop(beside, None)
+    here.pop(name, None)
+    return True
+
+
+def _at(value: Any, part: str) -> Any:
+    if isinstance(value, list):
+        return value[int(part)] if part.isdecimal() and int(part) < len(value) else None
+    return value.get(part) if isinstance(value, dict) else None
+
+
 def _verdict(schema: Any, text: str, steps: "_Steps") -> Verdict:
     try:
         value = json.loads(text)
@@ -48,6 +109,8 @@ def _verdict(schema: Any, text: str, steps: "_Steps") -> Verdict:
     except json.JSONDecodeError:
         return "differs"
     except (RecursionError, _UncheckableError, ValueError):  # an integer of 5,000 digits, say
+        return "unchecked"
+    except (TypeError, AttributeError, LookupError):  # odd values of keywords that do not matter
         return "unchecked"
 
 

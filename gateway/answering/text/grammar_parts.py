@@ -1,9 +1,11 @@
 """Parts of a grammar for an answer, as engine/grammar/grammar_parts.py reads them."""
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from outrider.engine.request import MAX_PARTS_BYTES
 from outrider.gateway.answering.text.tool_formats import ANY_ID
 
 GrammarPart = dict[str, Any]
@@ -39,7 +41,87 @@ class Literals:
         return const(text) if token_id is None else {"type": "token", "token": token_id}
 
 
+MAX_READ_BYTES: Final = 2 * MAX_PARTS_BYTES
+"""Longer schemas are not read, as that takes time in which nothing else is answered."""
+_NOTES: Final = frozenset(
+    {"description", "title", "$comment", "default", "example", "examples", "deprecated"}
+)
+_NO_SCHEMAS: Final = frozenset({"const", "enum", "required", "type"})
+_MAPS: Final = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+)
 ANY_TEXT: Final[GrammarPart] = {"type": "text"}
+
+
+def json_schema(schema: Any, place: str, *, is_lenient: bool) -> GrammarPart:
+    """Match JSON under a schema. `is_lenient`: of it what can be enforced; `place`: its field."""
+    part = {"type": "json_schema", "json_schema": schema}
+    return {**part, "lenient": True, "place": place} if is_lenient else part
+
+
+def note(place: str, pointers: list[str]) -> list[GrammarPart]:
+    """Match nothing, and say what is not enforced of the schema in a field; no part for nothing."""
+    names = [f"{place}#{pointer}" for pointer in pointers]
+    return [{"type": "note", "left_out": names}] if names else []
+
+
+def without_notes(schema: Any) -> Any:
+    """Return a schema without what describes it and constrains nothing."""
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: _without_notes(name, value) for name, value in schema.items() if name not in _NOTES
+    }
+
+
+def _without_notes(name: str, value: Any) -> Any:
+    if name in _NO_SCHEMAS:
+        return value
+    if name in _MAPS and isinstance(value, dict):
+        return {key: without_notes(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_notes(item) for item in value]
+    return without_notes(value)
+
+
+def dumps(whole: GrammarPart) -> str:
+    """Write a grammar as text; where it is too long, with less of its lenient schemas.
+
+    They lose what describes them, and then, the largest first, all but their type.
+    """
+    text, num_over = _sized(whole)
+    if 0 < num_over <= MAX_READ_BYTES:
+        for part in _lenient_in(whole):
+            part["json_schema"] = without_notes(part["json_schema"])
+        text, num_over = _sized(whole)
+    if num_over <= 0:
+        return text
+    sized = [(len(json.dumps(part["json_schema"])), part) for part in _lenient_in(whole)]
+    for size, part in sorted(sized, key=lambda pair: -pair[0]):
+        if num_over > 0:
+            num_over -= size
+            kind = (
+                part["json_schema"].get("type") if isinstance(part["json_schema"], dict) else None
+            )
+            part["json_schema"] = {"type": kind} if isinstance(kind, str) else {}
+            part["left_out"] = [f"{part['place']}#"]
+    return _sized(whole)[0]
+
+
+def _sized(whole: GrammarPart) -> tuple[str, int]:
+    """Return a grammar as text, and by how many bytes it is too long."""
+    text = json.dumps(whole, ensure_ascii=False)
+    return text, len(text.encode(errors="replace")) - MAX_PARTS_BYTES
+
+
+def _lenient_in(part: GrammarPart) -> Iterator[GrammarPart]:
+    waiting = [part]
+    while waiting:
+        here = waiting.pop()
+        if here.get("lenient"):
+            yield here
+        waiting += here.get("elements", ())
+        waiting += [here["content"]] if isinstance(here.get("content"), dict) else []
 
 
 def const(text: str) -> GrammarPart:

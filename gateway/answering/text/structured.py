@@ -1,23 +1,34 @@
-"""Turns `response_format` and `structured_outputs` into the grammar of an answer.
+"""Turns `response_format`, `structured_outputs` and its aliases into the grammar of an answer.
 
 Pure: the grammar itself is compiled by the engine, which may refuse it.
 """
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from outrider.engine.request import GrammarKind, GrammarSpec
 from outrider.gateway.answering.text.answer_schema import AnswerSchema
+from outrider.gateway.answering.text.grammar_parts import (
+    MAX_READ_BYTES,
+    GrammarPart,
+    dumps,
+    json_schema,
+)
 from outrider.gateway.answering.text.reasoning_formats import PLAIN, ReasoningDialect, Thinking
+from outrider.gateway.answering.text.structural_tags import format_grammar, legacy_grammar
 from outrider.gateway.answering.text.thinking import behind_reasoning
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.structured import (
+    ALIASES,
     JsonObjectFormat,
     JsonSchemaFormat,
     ResponseFormat,
-    StructuredOutputs,
+    StructuralTagFormat,
+    StructuredFields,
 )
+
+_ANY_OBJECT: Final = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +38,8 @@ class StructuredPlan:
     kind: GrammarKind
     text: str
     param: str
+    place: str = ""
+    """The field that holds the schema, of which not all need be enforced; empty for others."""
 
     def grammar(
         self, thinking: Thinking = "none", reasoning: ReasoningDialect = PLAIN
@@ -36,11 +49,12 @@ class StructuredPlan:
         Raises BadRequestError for a text over the engine's limit.
         """
         try:
-            plain = GrammarSpec(kind=self.kind, text=self.text)  # its size, before it is parsed
-            if thinking == "none":
-                return plain
+            if not self.place or len(self.text) > MAX_READ_BYTES:  # before it is parsed
+                plain = GrammarSpec(kind=self.kind, text=self.text)
+                if thinking == "none":
+                    return plain
             whole = behind_reasoning(self._format(), thinking, reasoning)
-            return GrammarSpec(kind="parts", text=_dumps(whole))
+            return GrammarSpec(kind="parts", text=dumps(whole))
         except ValueError as error:
             raise BadRequestError(f"{self.param}: {error}.", param=self.param) from error
 
@@ -48,19 +62,22 @@ class StructuredPlan:
         """Return the schema of the answer; None where it is no JSON, and the grammar alone says."""
         if self.kind not in {"json", "json_schema"}:
             return None
-        return AnswerSchema(content=self.text or '{"type": "object"}')
+        return AnswerSchema(content=self.text or json.dumps(_ANY_OBJECT), place=self.place)
 
-    def _format(self) -> dict[str, Any]:
+    def _format(self) -> GrammarPart:
         """The grammar as a part of a larger one."""
         match self.kind:
             case "json":
-                return {"type": "json_schema", "json_schema": {"type": "object"}}
+                return json_schema(_ANY_OBJECT, self.place, is_lenient=False)
             case "json_schema":
-                return {"type": "json_schema", "json_schema": self._parsed()}
+                return json_schema(self._parsed(), self.place, is_lenient=bool(self.place))
             case "regex":
                 return {"type": "regex", "pattern": self.text}
             case "choice":
                 return {"type": "choice", "values": self._parsed()}
+            case "parts":
+                part: GrammarPart = self._parsed()
+                return part
             case _:
                 return {"type": "grammar", "grammar": self.text}
 
@@ -73,44 +90,66 @@ class StructuredPlan:
             ) from error
 
 
-def plan_structured(
-    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
-) -> StructuredPlan | None:
-    """Plan the two fields; None for free text. Raises BadRequestError for both at once."""
-    plan = _of_response_format(response_format)
-    if structured_outputs is None:
-        return plan
-    if plan is not None:
+def plan_structured(request: StructuredFields) -> StructuredPlan | None:
+    """Plan the fields that give the answer a form; None for free text.
+
+    Raises BadRequestError for two that differ.
+    """
+    fields = request.form_fields
+    plans = [_plan_of(request, name) for name in fields]
+    if not plans:
+        return None
+    meanings = {(plan.kind, plan.text, plan.place) for plan in plans}
+    if len(meanings) > 1:
         raise BadRequestError(
-            "structured_outputs: it excludes response_format; give one of the two.",
-            param="structured_outputs",
+            f"{fields[1]}: it excludes {fields[0]}; give one of the two.", param=fields[1]
         )
-    return _of_structured_outputs(structured_outputs)
+    return plans[0]
 
 
-def _of_response_format(response_format: ResponseFormat | None) -> StructuredPlan | None:
+def _plan_of(request: StructuredFields, name: str) -> StructuredPlan:
+    if name == "response_format" and request.response_format is not None:
+        return _of_response_format(request.response_format)
+    if name == "structured_outputs" and request.structured_outputs is not None:
+        outputs = request.structured_outputs
+        key = next(iter(outputs.model_fields_set))
+        return _of_output(key.rstrip("_"), getattr(outputs, key), name)
+    return _of_output(ALIASES[name], getattr(request, name), name)
+
+
+def _of_response_format(asked: ResponseFormat) -> StructuredPlan:
     param = "response_format"
-    if isinstance(response_format, JsonObjectFormat):
+    place, schema, is_strict = f"{param}.schema", None, False
+    if isinstance(asked, StructuralTagFormat):
+        return StructuredPlan(kind="parts", text=_dumps(_tags(asked)), param=param, place=param)
+    if isinstance(asked, JsonSchemaFormat) and asked.json_schema is not None:
+        place = f"{param}.json_schema.schema"
+        schema, is_strict = asked.json_schema.schema_, bool(asked.json_schema.strict)
+    elif isinstance(asked, JsonObjectFormat | JsonSchemaFormat):
+        schema = asked.schema_
+    if schema is None:  # OpenAI's default: any object
         return StructuredPlan(kind="json", text="", param=param)
-    if isinstance(response_format, JsonSchemaFormat):
-        schema = response_format.json_schema.schema_
-        if schema is None:  # OpenAI's default: any object
-            return StructuredPlan(kind="json", text="", param=param)
-        return StructuredPlan(kind="json_schema", text=_dumps(schema), param=param)
-    return None
+    return StructuredPlan(
+        kind="json_schema", text=_dumps(schema), param=param, place="" if is_strict else place
+    )
 
 
-def _of_structured_outputs(outputs: StructuredOutputs) -> StructuredPlan:
-    param = "structured_outputs"
-    if outputs.regex is not None:
-        return StructuredPlan(kind="regex", text=outputs.regex, param=param)
-    if outputs.choice is not None:
-        return StructuredPlan(kind="choice", text=_dumps(outputs.choice), param=param)
-    if outputs.grammar is not None:
-        return StructuredPlan(kind="grammar", text=outputs.grammar, param=param)
-    schema = outputs.json_
-    text = schema if isinstance(schema, str) else _dumps(schema)
-    return StructuredPlan(kind="json_schema", text=text, param=param)
+def _tags(asked: StructuralTagFormat) -> GrammarPart:
+    if asked.format is not None:
+        return format_grammar(asked.format, "response_format.format")
+    return legacy_grammar(asked.structures or (), asked.triggers or (), "response_format")
+
+
+def _of_output(name: str, value: Any, param: str) -> StructuredPlan:
+    match name:
+        case "regex" | "grammar":
+            kind: GrammarKind = "regex" if name == "regex" else "grammar"
+            return StructuredPlan(kind=kind, text=value, param=param)
+        case "choice":
+            return StructuredPlan(kind="choice", text=_dumps(value), param=param)
+        case _:
+            text = value if isinstance(value, str) else _dumps(value)
+            return StructuredPlan(kind="json_schema", text=text, param=param)
 
 
 def _dumps(value: Any) -> str:

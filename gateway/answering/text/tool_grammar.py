@@ -1,7 +1,7 @@
 """The grammar of an answer with tool calls, made of the texts of a format (tool_formats.py)."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from outrider.gateway.answering.text.channels import channel_answer
 from outrider.gateway.answering.text.grammar_parts import (
@@ -10,6 +10,8 @@ from outrider.gateway.answering.text.grammar_parts import (
     Literals,
     any_of,
     const,
+    json_schema,
+    note,
     separated,
     sequence,
     star,
@@ -18,8 +20,6 @@ from outrider.gateway.answering.text.tool_formats import ToolDialect
 from outrider.gateway.answering.text.xml_grammar import xml_arguments_grammar
 from outrider.gateway.contract.schema.tools import FunctionDefinition
 
-_COMBINES: Final = frozenset({"$ref", "anyOf", "allOf", "oneOf", "if", "not"})
-
 
 def answer_grammar(
     dialect: ToolDialect,
@@ -27,9 +27,13 @@ def answer_grammar(
     *,
     must_call: bool,
     may_repeat: bool,
+    places: Mapping[str, str],
 ) -> GrammarPart:
-    """Return the grammar of an answer of calls only, or of text with calls."""
-    return _Builder(dialect, may_repeat).answer(functions, must_call=must_call)
+    """Return the grammar of an answer of calls only, or of text with calls.
+
+    `places`: the field of each function's parameters.
+    """
+    return _Builder(dialect, may_repeat, places).answer(functions, must_call=must_call)
 
 
 def arguments_schema(function: FunctionDefinition) -> dict[str, Any]:
@@ -37,15 +41,14 @@ def arguments_schema(function: FunctionDefinition) -> dict[str, Any]:
     schema = function.parameters
     if schema is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    if "type" in schema or _COMBINES & schema.keys():
-        return schema
-    return {"type": "object", **schema}
+    return schema if schema.get("type") == "object" else {**schema, "type": "object"}
 
 
 class _Builder:
     """Grammars of one dialect."""
 
-    def __init__(self, dialect: ToolDialect, may_repeat: bool) -> None:
+    def __init__(self, dialect: ToolDialect, may_repeat: bool, places: Mapping[str, str]) -> None:
+        self._places = places
         self._form = dialect.format
         self._literals = Literals(dialect.special_ids)
         self._is_single = not (may_repeat and dialect.format.has_parallel_calls)
@@ -91,8 +94,11 @@ class _Builder:
 
     def _arguments(self, function: FunctionDefinition) -> list[GrammarPart]:
         schema, xml = arguments_schema(function), self._form.xml
+        place, is_lenient = self._places[function.name], not function.strict
+        has_other_type = (function.parameters or {}).get("type", "object") != "object"
+        noted = note(place, ["/type"] if has_other_type else [])
         if xml is not None:
-            return xml_arguments_grammar(
-                schema, function.name, xml, self._literals, is_lenient=not function.strict
+            return noted + xml_arguments_grammar(
+                schema, function.name, xml, self._literals, place, is_lenient=is_lenient
             )
-        return [{"type": "json_schema", "json_schema": schema, "lenient": not function.strict}]
+        return [*noted, json_schema(schema, place, is_lenient=is_lenient)]

@@ -11,6 +11,7 @@ from typing import Final
 
 from outrider.engine.request import GrammarSpec
 from outrider.gateway.answering.text.answer_schema import AnswerSchema
+from outrider.gateway.answering.text.grammar_parts import dumps
 from outrider.gateway.answering.text.reasoning_formats import ReasoningDialect, Thinking
 from outrider.gateway.answering.text.thinking import behind_reasoning
 from outrider.gateway.answering.text.tool_formats import ToolDialect
@@ -46,7 +47,11 @@ class ToolPlan:
             tool.function for tool in self.tools if self.named in (None, tool.function.name)
         ]
         answer = answer_grammar(
-            dialect, functions, must_call=self.must_call, may_repeat=self.may_repeat
+            dialect,
+            functions,
+            must_call=self.must_call,
+            may_repeat=self.may_repeat,
+            places=self._places,
         )
         whole = behind_reasoning(
             answer,
@@ -56,7 +61,7 @@ class ToolPlan:
             has_marks=not self.must_call and reasoning.has_special_marks,
         )
         try:
-            return GrammarSpec(kind="parts", text=json.dumps(whole, ensure_ascii=False))
+            return GrammarSpec(kind="parts", text=dumps(whole))
         except ValueError as error:
             raise BadRequestError(f"tools: {error}.", param="tools") from error
 
@@ -65,7 +70,16 @@ class ToolPlan:
         if dialect.format.xml is not None:
             return None
         functions = [tool.function for tool in self.tools]
-        return AnswerSchema(arguments={each.name: arguments_schema(each) for each in functions})
+        schemas = {each.name: arguments_schema(each) for each in functions}
+        return AnswerSchema(arguments=schemas, places=self._places)
+
+    @property
+    def _places(self) -> dict[str, str]:
+        """The field of each function's parameters."""
+        return {
+            tool.function.name: f"tools.{index}.function.parameters"
+            for index, tool in enumerate(self.tools)
+        }
 
     def reading(self, dialect: ToolDialect) -> ToolReading:
         """Return the rules for reading the answer."""
@@ -123,7 +137,7 @@ def _check_functions(functions: Sequence[FunctionDefinition]) -> set[str]:
             )
         names.add(function.name)
         kind = (function.parameters or {}).get("type", "object")
-        if kind != "object":
+        if kind != "object" and function.strict:
             raise BadRequestError(
                 f'{path}.parameters: the schema\'s type must be "object", not {json.dumps(kind)}.',
                 param=f"{path}.parameters",

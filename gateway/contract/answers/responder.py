@@ -85,6 +85,8 @@ class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     is_cut_by_limit: bool = False
+    left_out: tuple[str, ...] = ()
+    """What its grammar does not enforce of schemas that are not strict, as the request's fields."""
 
 
 class Responder(Protocol):

@@ -10,7 +10,6 @@ from outrider.gateway.contract.schema.common import (
     CacheBreakpoint,
     CacheOptions,
     EmptyList,
-    GenerationFields,
     Harmless,
     Ignored,
     Label,
@@ -19,7 +18,7 @@ from outrider.gateway.contract.schema.common import (
     RequestModel,
     TokenLimit,
 )
-from outrider.gateway.contract.schema.structured import ResponseFormat, StructuredOutputs
+from outrider.gateway.contract.schema.structured import StructuredFields
 from outrider.gateway.contract.schema.template_variables import TemplateVariables
 from outrider.gateway.contract.schema.tools import MAX_TOOLS, Tool, ToolCallParam, ToolChoice
 
@@ -105,7 +104,7 @@ class ToolMessage(RequestModel):
 Message = Annotated[InputMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 
 
-class ChatRequest(GenerationFields):
+class ChatRequest(StructuredFields):
     """A conversation to continue."""
 
     messages: Annotated[ListOf[Message], Field(min_length=1)]
@@ -150,8 +149,6 @@ class ChatRequest(GenerationFields):
 
     functions: EmptyList = None
     function_call: LegacyChoice = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     modalities: TextModality = None
     audio: NotBuilt = None
     reasoning_effort: NotBuilt = None

@@ -7,13 +7,12 @@ from pydantic import Field, JsonValue
 from outrider.gateway.contract.schema.common import (
     MAX_TOP_LOGPROBS,
     WHOLE,
-    GenerationFields,
     Harmless,
     ListOf,
     One,
     TokenId,
 )
-from outrider.gateway.contract.schema.structured import StructuredOutputs
+from outrider.gateway.contract.schema.structured import StructuredFields
 
 MAX_PROMPTS = 16
 
@@ -31,13 +30,11 @@ PromptInput = (
 )
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(StructuredFields):
     """Text or token ids to continue, without a chat template."""
 
     prompt: PromptInput
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
-
-    structured_outputs: StructuredOutputs | None = None
 
     echo: Annotated[
         bool | None,

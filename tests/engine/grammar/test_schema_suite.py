@@ -21,6 +21,9 @@ import pytest
 from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.grammar.grammar import TokenGrammar
 from outrider.engine.grammar.json_schema import _OF_TYPE as OF_TYPE
+from outrider.engine.request import GrammarSpec
+from outrider.gateway.answering.text.answer_schema import AnswerSchema
+from tests.engine.grammar.compiling import compiled
 from tests.engine.grammar.test_schema_texts import allows, grammar_of
 
 pytestmark = pytest.mark.long
@@ -172,3 +175,44 @@ def test_formats(suite: Path) -> None:
         found = judge_all(texts, lambda _: False)
         assert found["right"]
         assert not found["refused"]
+
+
+# ---- schemas that are not strict ----------------------------------------------------------------
+
+
+def lenient_grammar(schema: Any) -> TokenGrammar:
+    part = {"type": "json_schema", "json_schema": schema, "lenient": True, "place": "p"}
+    return compiled(GrammarSpec(kind="parts", text=json.dumps(part)))
+
+
+def judged_leniently(schema: Any, value: Any, is_valid: bool) -> str:
+    """Return "right", "narrow", "left out" (an invalid value, by what is named), or what is wrong.
+
+    What the grammar names is taken out of the schema, and that is what must hold of all it allows.
+    """
+    grammar = lenient_grammar(schema)
+    if may_be_written(grammar, value) == is_valid:
+        return "right"
+    rest = AnswerSchema(content=json.dumps(schema), place="p").enforced(grammar.left_out)
+    if rest.verdict(json.dumps(value), ()) == "differs":
+        return "allowed, and refused by the check behind it" if not is_valid else "narrow"
+    if is_valid:
+        return "narrow"
+    has_kept = jsonschema_rs.validator_for(json.loads(rest.content or "true")).is_valid(value)
+    return "left out" if grammar.left_out and has_kept else "allowed although it is invalid"
+
+
+def test_no_schema_that_is_not_strict_is_refused(suite: Path) -> None:
+    files = sorted(suite.glob("*.json")) + sorted((suite / "optional").glob("*.json"))
+    found: Counter[str] = Counter()
+    wrong = []
+    for name, schema, value, is_valid in cases(
+        [file for file in files if file.stem not in ASSERTED]
+    ):
+        verdict = judged_leniently(schema, value, is_valid)
+        found[verdict] += 1
+        if verdict not in ("right", "left out", "narrow"):
+            left_out = lenient_grammar(schema).left_out
+            wrong.append(f"{name}: {verdict}: {schema}: {value!r}: {left_out}"[:500])
+    assert not wrong, "\n".join(wrong)
+    assert found["right"] > 900

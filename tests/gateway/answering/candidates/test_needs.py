@@ -157,8 +157,7 @@ def is_local(document: dict[str, Any], endpoint: Endpoint) -> bool:
     try:
         request = model.model_validate_json(json.dumps(document))
         plan = plan_tools(request) if isinstance(request, ChatRequest) else None
-        form = getattr(request, "response_format", None)
-        structured = plan_structured(form, request.structured_outputs)
+        structured = plan_structured(request)
     except (ValidationError, BadRequestError):
         return False
     has_grammar = plan is not None or structured is not None

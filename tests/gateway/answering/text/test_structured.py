@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from outrider.engine.request import MAX_GRAMMAR_BYTES
+from outrider.engine.request import MAX_GRAMMAR_BYTES, MAX_PARTS_BYTES
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.reasoning_formats import Thinking
@@ -41,7 +41,7 @@ def chat(**fields: object) -> ChatRequest:
 
 def plan(**fields: object) -> StructuredPlan | None:
     request = chat(**fields)
-    return plan_structured(request.response_format, request.structured_outputs)
+    return plan_structured(request)
 
 
 def json_schema(schema: object, **more: object) -> dict[str, object]:
@@ -72,15 +72,23 @@ def test_free_text_has_no_grammar() -> None:
     ("fields", "kind", "text"),
     [
         ({"response_format": {"type": "json_object"}}, "json", ""),
-        ({"response_format": json_schema({"a": "é"})}, "json_schema", '{"a":"é"}'),
-        ({"response_format": json_schema({}, strict=True)}, "json_schema", "{}"),
-        ({"response_format": json_schema({}, strict=False)}, "json_schema", "{}"),
+        ({"response_format": json_schema({"a": "é"}, strict=True)}, "json_schema", '{"a":"é"}'),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "json", ""),
         ({"structured_outputs": {"regex": "[a-z]+"}}, "regex", "[a-z]+"),
         ({"structured_outputs": {"choice": ["a", "ß"]}}, "choice", '["a","ß"]'),
         ({"structured_outputs": {"grammar": 'root ::= "x"'}}, "grammar", 'root ::= "x"'),
         ({"structured_outputs": {"json": {"type": "null"}}}, "json_schema", '{"type":"null"}'),
         ({"structured_outputs": {"json": '{"type": "null"}'}}, "json_schema", '{"type": "null"}'),
+        ({"guided_json": {"type": "null"}}, "json_schema", '{"type":"null"}'),
+        ({"guided_json": '{"type": "null"}'}, "json_schema", '{"type": "null"}'),
+        ({"guided_regex": "[a-z]+"}, "regex", "[a-z]+"),
+        ({"guided_choice": ["a", "b"]}, "choice", '["a","b"]'),
+        ({"guided_grammar": 'root ::= "x"'}, "grammar", 'root ::= "x"'),
+        ({"regex": "[a-z]+"}, "regex", "[a-z]+"),
+        ({"ebnf": 'root ::= "x"'}, "grammar", 'root ::= "x"'),
+        ({"json_schema": {"type": "null"}}, "json_schema", '{"type":"null"}'),
+        ({"json_schema": '{"type": "null"}'}, "json_schema", '{"type": "null"}'),
+        ({"grammar": 'root ::= "x"'}, "grammar", 'root ::= "x"'),
     ],
 )
 def test_each_form_means_a_grammar(fields: dict[str, object], kind: str, text: str) -> None:
@@ -92,14 +100,54 @@ def test_each_form_means_a_grammar(fields: dict[str, object], kind: str, text: s
 
 
 @pytest.mark.parametrize(
+    ("response_format", "place"),
+    [
+        (json_schema({"type": "null"}), "response_format.json_schema.schema"),
+        (json_schema({"type": "null"}, strict=False), "response_format.json_schema.schema"),
+        (
+            {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"type": "json_schema", "schema": {"type": "null"}}, "response_format.schema"),
+        ({"type": "json_object", "schema": {"type": "null"}}, "response_format.schema"),
+    ],
+)
+def test_a_schema_that_is_not_strict_is_lenient_wherever_it_stands(
+    response_format: dict[str, object], place: str
+) -> None:
+    found = plan(response_format=response_format)
+    assert found is not None
+    spec = found.grammar()
+    assert spec.kind == "parts"
+    assert json.loads(spec.text) == {
+        "type": "json_schema",
+        "json_schema": {"type": "null"},
+        "lenient": True,
+        "place": place,
+    }
+
+
+def test_a_long_schema_loses_its_notes_first_and_then_all_but_its_type() -> None:
+    long = "x" * MAX_PARTS_BYTES
+    for schema, kept in (
+        ({"type": "string", "title": long, "maxLength": 3}, {"type": "string", "maxLength": 3}),
+        ({"type": "string", "enum": [long]}, {"type": "string"}),
+        ({"properties": {"title": {"const": long}}}, {}),
+    ):
+        found = plan(response_format=json_schema(schema))
+        assert found is not None
+        part = json.loads(found.grammar().text)
+        assert part["json_schema"] == kept
+        assert part.get("left_out", []) == [f"{part['place']}#"] * ("maxLength" not in kept)
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
-            "response_format.json_schema.name",
-        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"json_schema": []}, "json_schema"),
         (
             {"response_format": json_schema([])},
             "response_format.json_schema.schema",
@@ -118,6 +166,26 @@ def test_a_wrong_field_is_named(fields: dict[str, object], param: str) -> None:
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "x"'}, "grammar"),
+    ],
+)
+def test_two_fields_that_differ_are_refused(fields: dict[str, object], param: str) -> None:
+    with pytest.raises(BadRequestError, match="give one of the two") as caught:
+        plan(**fields)
+    assert caught.value.param == param
+
+
+def test_two_fields_that_say_the_same_are_one() -> None:
+    found = plan(guided_regex="a", structured_outputs={"regex": "a"}, regex="a")
+    assert found is not None
+    assert (found.kind, found.text) == ("regex", "a")
+
+
 def test_two_grammars_and_large_ones_are_refused() -> None:
     with pytest.raises(BadRequestError, match="give one of the two"):
         plan(response_format={"type": "json_object"}, structured_outputs={"regex": "a"})
@@ -133,12 +201,21 @@ def test_two_grammars_and_large_ones_are_refused() -> None:
     assert caught.value.param == "structured_outputs"
 
 
-def test_completions_take_structured_outputs_too() -> None:
-    body = {"model": "auto", "prompt": "x", "structured_outputs": {"choice": ["a"]}}
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"structured_outputs": {"choice": ["a"]}}, "choice"),
+        ({"response_format": {"type": "json_object"}}, "json"),
+        ({"response_format": json_schema({}, strict=True)}, "json_schema"),
+        ({"guided_choice": ["a"]}, "choice"),
+    ],
+)
+def test_completions_take_them_too(fields: dict[str, object], kind: str) -> None:
+    body = {"model": "auto", "prompt": "x", **fields}
     request = parse(CompletionRequest, json.dumps(body).encode())
-    found = plan_structured(None, request.structured_outputs)
+    found = plan_structured(request)
     assert found is not None
-    assert found.kind == "choice"
+    assert found.kind == kind
 
 
 @pytest.mark.parametrize(
@@ -259,7 +336,7 @@ def test_regex_choice_and_grammar(url: str) -> None:
     ("fields", "param", "reason"),
     [
         (
-            {"response_format": json_schema({"type": "banana"})},
+            {"response_format": json_schema({"type": "banana"}, strict=True)},
             "response_format",
             "Invalid type: banana",
         ),
@@ -276,7 +353,7 @@ def test_regex_choice_and_grammar(url: str) -> None:
             "nested",
         ),
         (
-            {"response_format": json_schema({"enum": ["a" * MAX_GRAMMAR_BYTES]})},
+            {"response_format": json_schema({"enum": ["a" * MAX_GRAMMAR_BYTES]}, strict=True)},
             "response_format",
             "over the limit",
         ),
@@ -292,6 +369,29 @@ def test_an_invalid_grammar_is_a_400_before_any_byte(
     assert error["param"] == param
     assert reason in error["message"]
     assert ask(url, max_tokens=1).status_code == 200  # the engine lives
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_left_out_of_a_schema_is_named_and_the_rest_holds(url: str, stream: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "maxLength": 5, "pattern": "^(?!x)[a-z]+$"}},
+        "required": ["a"],
+        "not": {"required": ["b"]},
+    }
+    response = ask(url, stream=stream, response_format=json_schema(schema))
+    named = "response_format.json_schema.schema"
+    assert response.headers["x-outrider-ignored-fields"] == (
+        f"{named}.not, {named}.properties.a.pattern"
+    )
+    answer = streamed(response) if stream else content(response)
+    (text,) = json.loads(answer).values()
+    assert len(text) <= 5
+    body = {"model": "small", "prompt": "x", "response_format": {"type": "json_object"}}
+    response = httpx.post(f"{url}/v1/completions", json={**body, "max_tokens": 40}, timeout=60)
+    assert response.json()["choices"][0]["text"].lstrip().startswith("{")
+    assert "x-outrider-ignored-fields" not in response.headers
 
 
 def test_a_body_nested_without_end_is_a_400(url: str) -> None:

@@ -11,6 +11,7 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
+from outrider.engine.request import MAX_PARTS_BYTES
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.reasoning_formats import PLAIN
 from outrider.gateway.answering.text.tool_formats import (
@@ -176,6 +177,10 @@ def test_names_of_fields_cannot_forge_control_tokens(tokenizer_folder: Path) -> 
 # ---- what is refused ----------------------------------------------------------------------
 
 
+def strict(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "f", "parameters": parameters, "strict": True}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -187,11 +192,11 @@ def test_names_of_fields_cannot_forge_control_tokens(tokenizer_folder: Path) -> 
         ),
         ({"tools": [CLOCK, WEATHER, CLOCK]}, "tools.2.function.name"),
         (
-            {"tools": [{**CLOCK, "function": {"name": "f", "parameters": {"type": "array"}}}]},
+            {"tools": [{**CLOCK, "function": strict({"type": "array"})}]},
             "tools.0.function.parameters",
         ),
         (
-            {"tools": [{**CLOCK, "function": {"name": "f", "parameters": {"title": "x" * 66000}}}]},
+            {"tools": [{**CLOCK, "function": strict({"title": "x" * MAX_PARTS_BYTES})}]},
             "tools",
         ),
     ],
@@ -644,10 +649,30 @@ def test_the_shipped_pair_calls(shipped_gateway: str, choice: Any, reason: str) 
     assert chunks[-1].finish_reason == reason
 
 
-def test_a_schema_that_cannot_be_enforced(shipped_gateway: str) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    tool["function"]["parameters"]["properties"] = {"x": {"type": "no such type"}}  # type: ignore[index]
-    body = {"model": "large", "messages": [HELLO], "tools": [tool]}
-    answer = httpx.post(f"{shipped_gateway}/v1/chat/completions", json=body)
+@pytest.mark.parametrize(
+    ("parameters", "left_out"),
+    [
+        ({"properties": {"x": {"type": "no such type"}}}, "properties.x.type"),
+        ({"properties": {"x": {"type": "string"}}, "propertyNames": {}, "minProperties": 2},
+         "minProperties"),
+        ({"type": "array"}, "type"),
+        ({"$ref": "https://example.com/schema"}, "$ref"),
+    ],
+)  # fmt: skip
+def test_a_tool_is_refused_for_its_schema_where_it_is_strict_and_never_else(
+    shipped_gateway: str, parameters: dict[str, Any], left_out: str
+) -> None:
+    function = {"name": "f", "parameters": {"type": "object", **parameters}}
+    body = {"model": "large", "messages": [HELLO], "max_tokens": 8}
+
+    def ask(function: dict[str, Any]) -> httpx.Response:
+        tools = [CLOCK, {"type": "function", "function": function}]
+        return httpx.post(f"{shipped_gateway}/v1/chat/completions", json={**body, "tools": tools})
+
+    answer = ask(function)
+    assert answer.status_code == 200, answer.text
+    named = answer.headers["x-outrider-ignored-fields"]
+    assert named == f"tools.1.function.parameters.{left_out}"
+    answer = ask({**function, "strict": True})
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "tools"
+    assert answer.json()["error"]["param"].startswith("tools")

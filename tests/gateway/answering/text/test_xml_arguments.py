@@ -267,8 +267,32 @@ def test_arguments_that_are_not_described_are_allowed_where_none_are_or_the_sche
     ],
     ids=lambda parameters: next(iter(parameters)),
 )
-def test_schemas_of_several_arguments_at_once_are_refused(parameters: dict[str, Any]) -> None:
+def test_schemas_of_several_arguments_at_once_are_refused_where_they_are_strict(
+    parameters: dict[str, Any],
+) -> None:
+    asked = tool(**parameters)
+    strict = {**asked, "function": {**asked["function"], "strict": True}}
     with pytest.raises(BadRequestError) as caught:
-        plan(tools=[tool(**parameters)]).grammar(QWEN_DIALECT, PLAIN, "none")
+        plan(tools=[strict]).grammar(QWEN_DIALECT, PLAIN, "none")
     assert caught.value.param == "tools"
     assert len(str(caught.value)) < 300
+    grammar = compiled(QWEN_DIALECT, tools=[asked], tool_choice="required")
+    assert all(name.startswith("tools.0.function.parameters") for name in grammar.left_out)
+    assert grammar.left_out
+
+
+def test_what_is_left_out_of_several_arguments_is_named() -> None:
+    asked = tool(
+        properties={"a": {"type": "integer", "not": {"const": 1}}},
+        required=["a", "b"],
+        additionalProperties=False,
+        anyOf=[{"required": ["a"]}],
+    )
+    grammar = compiled(QWEN_DIALECT, tools=[asked], tool_choice="required")
+    assert set(grammar.left_out) == {
+        "tools.0.function.parameters#/anyOf",
+        "tools.0.function.parameters#/additionalProperties",
+        "tools.0.function.parameters.properties.a#/not",
+    }
+    assert verdict(grammar, qwen(("a", "1"), ("b", "x"))) == "whole"
+    assert verdict(grammar, qwen(("a", "x"), ("b", "x"))) == "refused"
