@@ -59,20 +59,28 @@ _WRITTEN: Final = {
 
 
 def prepare_schema(
-    schema: Any, *, left_out: list[str] | None = None, is_closing: bool | None = None
+    schema: Any,
+    *,
+    left_out: list[str] | None = None,
+    is_closing: bool | None = None,
+    keeps_one_of: bool = True,
 ) -> Schema | bool:
     """Return the schema as llguidance is to read it.
 
     `schema`: as `json.loads` gives it. `left_out`: keywords that cannot be enforced are left out,
     and their JSON pointers are added to it. `is_closing`: objects hold what they describe and
-    nothing else; None: unless the schema describes one object at several places. Raises
+    nothing else; None: unless the schema describes one object at several places. `keeps_one_of`:
+    the compiler says whether branches of `oneOf` exclude each other where we cannot tell. Raises
     InvalidGrammarError naming the place of what an answer could break. Errors in the values of
     keywords are left to llguidance.
     """
     check_size(schema)
     if is_closing is None:
         is_closing = not combines(schema)
-    prepared = _Preparation(schema, is_closing=is_closing, left_out=left_out).prepare(schema, "#")
+    preparation = _Preparation(
+        schema, is_closing=is_closing, left_out=left_out, keeps_one_of=keeps_one_of
+    )
+    prepared = preparation.prepare(schema, "#")
     if isinstance(prepared, bool):
         return prepared
     if not isinstance(prepared, dict):
@@ -83,10 +91,13 @@ def prepare_schema(
 class _Preparation:
     """One schema's way through. `place` is a JSON pointer, for messages."""
 
-    def __init__(self, document: Any, *, is_closing: bool, left_out: list[str] | None) -> None:
+    def __init__(
+        self, document: Any, *, is_closing: bool, left_out: list[str] | None, keeps_one_of: bool
+    ) -> None:
         self._document = document
         self._is_closing = is_closing
         self._left_out = left_out
+        self._keeps_one_of = keeps_one_of
 
     def prepare(self, schema: Any, place: str) -> Any:
         """Prepare a schema or subschema; what is none is left for llguidance to refuse."""
@@ -141,14 +152,11 @@ class _Preparation:
         branches = own.get("oneOf")
         if not isinstance(branches, list):
             return
-        if "anyOf" in own:
-            self._leave_out(own, place, "oneOf")
-            return
-        if self._are_disjoint(branches, place):
+        if "anyOf" not in own and self._are_disjoint(branches, place):
             own["anyOf"] = own.pop("oneOf")
-        elif self._left_out is not None:
+        elif not self._keeps_one_of:
             self._leave_out(own, place, "oneOf")
-            own["anyOf"] = branches
+            own.setdefault("anyOf", branches)
 
     def _are_disjoint(self, branches: list[Any], place: str) -> bool:
         try:

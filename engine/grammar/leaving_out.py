@@ -58,12 +58,15 @@ class LeavingOut:
         return prepared, tuple(pointers)
 
     def _search(self, schema: Any, check: SchemaCheck) -> tuple[Schema | bool, list[str]]:
-        found = _Trial(schema, check, is_closing=None).run(frozenset())
-        if found is not None:
-            return found
+        for keeps_one_of in (True, False):
+            trial = _Trial(schema, check, is_closing=None, keeps_one_of=keeps_one_of)
+            found = trial.run(frozenset())
+            if found is not None:
+                return found
         if not isinstance(schema, dict):
             return _loosest(schema)
-        trial = _Trial(schema, check, is_closing=not combines(schema))
+        is_closing = not combines(schema)
+        trial = _Trial(schema, check, is_closing=is_closing, keeps_one_of=False)
         units, too_deep = _units(schema)
         dropped = set(too_deep)
         low = 0  # so many of the first units can be compiled
@@ -100,17 +103,25 @@ def _loosest(schema: Any) -> tuple[Schema | bool, list[str]]:
 class _Trial:
     """Compiles a schema without some of its keywords."""
 
-    def __init__(self, schema: Any, check: SchemaCheck, *, is_closing: bool | None) -> None:
+    def __init__(
+        self, schema: Any, check: SchemaCheck, *, is_closing: bool | None, keeps_one_of: bool
+    ) -> None:
         self._schema = schema
         self._check = check
         self._is_closing = is_closing
+        self._keeps_one_of = keeps_one_of
 
     def run(self, dropped: frozenset[_Path]) -> tuple[Schema | bool, list[str]] | None:
         """Return the prepared schema, and pointers to what else it lacks; None if it is refused."""
         schema = _without(self._schema, (), dropped) if dropped else self._schema
         left_out: list[str] = []
         try:
-            prepared = prepare_schema(schema, left_out=left_out, is_closing=self._is_closing)
+            prepared = prepare_schema(
+                schema,
+                left_out=left_out,
+                is_closing=self._is_closing,
+                keeps_one_of=self._keeps_one_of,
+            )
             self._check(prepared)
         except InvalidGrammarError:
             return None

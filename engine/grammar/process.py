@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S: Final = 60.0
 _KILLED: Final = -signal.SIGKILL
-_LENIENT: Final = re.compile(r'"lenient": ?true')
+_LENIENT: Final = '"lenient": true'  # as json.dumps writes it
 _NOT_STARTED: Final = "the grammar compiler did not start; try again later"
 # What an interpreter needs to find its libraries and folders. The rest may hold secrets, and the
 # process reads what clients wrote.
@@ -125,7 +124,7 @@ class GrammarProcess:
         try:
             return self._prepare(spec, is_loose=False)
         except _EndedError:
-            if spec.kind != "parts" or not _LENIENT.search(spec.text):
+            if spec.kind != "parts" or _LENIENT not in spec.text:
                 raise
         return self._prepare(spec, is_loose=True)
 

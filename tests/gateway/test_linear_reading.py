@@ -109,6 +109,11 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
         (lambda text: json_pattern.javascript(text, is_quoted=True), "[^a"),
         (lambda text: json_pattern.javascript(f"[^{text}", is_quoted=True), r"\x"),
     ),
+    "engine/grammar/json_pattern.py:_IRREGULAR": (
+        (json_pattern.is_regular, "(?"),
+        (json_pattern.is_regular, "(?<"),
+    ),
+    "engine/grammar/json_pattern.py:_PLAIN_ESCAPE": ((json_pattern.is_regular, "\\"),),
     "engine/grammar/json_pattern.py:_TOKEN": (
         (lambda text: json_pattern.javascript(text, is_quoted=True), "[^a"),
         (lambda text: json_pattern.javascript(f"[^{text}", is_quoted=True), r"\x"),

@@ -1,7 +1,7 @@
 """Grammars of structural tags: free text with parts that begin with a mark and have a form.
 
 Two notations are read: the legacy one of vLLM and SGLang (structures and triggers), and xgrammar's
-(github.com/mlc-ai/xgrammar, docs/tutorials/structural_tag.md). Marks are matched as text.
+(github.com/mlc-ai/xgrammar, "Structural Tag"). Marks are matched as text.
 """
 
 from collections.abc import Mapping, Sequence
