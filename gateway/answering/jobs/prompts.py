@@ -18,13 +18,14 @@ from outrider.gateway.answering.reading.parsed_request import ApiRequest
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.answering.text.chat_template import PromptEnd
 from outrider.gateway.answering.text.prompt_work import UNBOUNDED, PromptWork
-from outrider.gateway.answering.text.structured import plan_structured
+from outrider.gateway.answering.text.structured import StructuredPlan, plan_structured
 from outrider.gateway.answering.text.tools import plan_tools
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import AssistantMessage, ChatRequest, Message, join_parts
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.kinds import AUTO, Endpoint
+from outrider.gateway.contract.schema.structured import FORM_FIELDS
 from outrider.router.conversations import ConversationDigest, ConversationMemory, Turn, is_tool_loop
 from outrider.verifier.params import Tier
 
@@ -173,7 +174,7 @@ class ChatPrompts(Prompts):
         super().__init__(request, tokenizers, work)
         self.dialogue = Dialogue(request.messages, memory, salt)
         self._tools = plan_tools(request) if request.names_tools else None
-        self._structured = structured = plan_structured(request)
+        self._structured = structured = _structured(request)
         if self._tools is not None and structured is not None:
             raise BadRequestError(
                 f"{structured.param}: not supported together with tools; set tool_choice to none.",
@@ -268,7 +269,7 @@ class CompletionPrompts(Prompts):
             if not isinstance(prompt, str):
                 check_token_ids(prompt, info)
         rendered = Rendered(info=info, tokenizer=tokenizer, prompts=prompts)
-        structured = plan_structured(self.request)
+        structured = _structured(self.request)
         if structured is None:
             return rendered
         return msgspec.structs.replace(
@@ -277,6 +278,13 @@ class CompletionPrompts(Prompts):
             grammar_param=structured.param,
             schema=structured.answer_schema(),
         )
+
+
+def _structured(request: ApiRequest) -> StructuredPlan | None:
+    """Plan the fields that give the answer a form. Raises BadRequestError."""
+    if FORM_FIELDS.isdisjoint(request.model_fields_set):
+        return None
+    return plan_structured(request)
 
 
 def _refuse_hopeless(num_chars: int, tokenizer: ChatTokenizer, work: PromptWork) -> None:
@@ -334,7 +342,7 @@ def prompt_end(request: ChatRequest) -> PromptEnd:
         raise _refusal(
             "continue_final_message", "not supported together with tools; set tool_choice to none"
         )
-    structured = plan_structured(request)
+    structured = _structured(request)
     if structured is not None:
         raise _refusal("continue_final_message", f"not supported together with {structured.param}")
     _check_final_message(request)

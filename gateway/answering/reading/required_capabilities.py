@@ -59,6 +59,7 @@ _FORMATS: Final[dict[str, type[BaseModel]]] = {
     "json_schema": JsonSchemaFormat,
     "structural_tag": StructuralTagFormat,
 }
+_CONSTRAINED: Final = ("json_object", "json_schema", "structural_tag")
 _PARTS: Final[dict[str, NeedKind]] = {
     "image_url": "images",
     "input_image": "images",
@@ -230,7 +231,7 @@ def _in_combination(
 ) -> Iterator[RequiredCapability]:
     """Yield fields that the local models take, but not together: one grammar rules an answer."""
     wanted = document.get("response_format")
-    has_format = isinstance(wanted, dict) and wanted.get("type") in _FORMATS.keys() - {"text"}
+    has_format = isinstance(wanted, dict) and wanted.get("type") in _CONSTRAINED
     others = [name for name in ("structured_outputs", *ALIASES) if document.get(name) is not None]
     has_structure = bool(others)
     has_tools = (

@@ -138,6 +138,10 @@ ALIASES: Final = {
 """Other servers' fields at the top of a request, and the fields of `structured_outputs`."""
 
 
+FORM_FIELDS: Final = frozenset({"response_format", "structured_outputs", *ALIASES})
+"""The fields that give an answer its form."""
+
+
 def _alias(server: str, name: str) -> Any:
     return Field(description=f"{server}'s name of `structured_outputs.{name}`.")
 
