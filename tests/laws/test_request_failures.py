@@ -73,6 +73,7 @@ class FusedGrammar:
         self._inner, self._fuse = inner, fuse
         self.vocab_size = inner.vocab_size
         self.stop_token_ids = inner.stop_token_ids
+        self.left_out = inner.left_out
 
     def matcher(self) -> TokenMatcher:
         self._fuse.burn("matcher")
