@@ -18,7 +18,6 @@ from outrider.gateway.contract.schema.common import (
     ListOf,
     ModelName,
     OutriderOptions,
-    PositiveCount,
     RequestModel,
     StopString,
 )
@@ -324,7 +323,7 @@ class MessagesRequest(PromptFields):
     """A conversation to continue."""
 
     max_tokens: Annotated[
-        PositiveCount,
+        Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE],
         Field(description="The answer ends earlier if the context has no room for more."),
     ]
     stop_sequences: Annotated[ListOf[StopString], Field(max_length=MAX_STOPS)] | None = None

@@ -114,6 +114,13 @@ def test_max_tokens_is_bounded_by_the_context(server: Server, claude: anthropic.
     assert message.stop_reason == "max_tokens"
 
 
+def test_a_prompt_is_read_without_an_answer(server: Server, claude: anthropic.Anthropic) -> None:
+    message = claude.messages.create(**{**HELLO, "max_tokens": 0})
+    (request,) = server.engine.submitted
+    assert request.sampling.max_tokens == 0
+    assert message.usage.input_tokens == len(request.prompt_token_ids)
+
+
 def test_a_tool_loop(server: Server, claude: anthropic.Anthropic) -> None:
     server.says(OSLO)
     fields: dict[str, Any] = {**HELLO, "tools": [WEATHER]}

@@ -156,7 +156,7 @@ def test_fields_without_effect_are_accepted_and_dropped() -> None:
     ("fields", "param"),
     [
         ({"max_tokens": ...}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"temperatur": 1}, "temperatur"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),

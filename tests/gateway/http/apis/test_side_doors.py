@@ -68,7 +68,7 @@ OWN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("messages", {"service_tier": "priority"}),
     ("messages", {"tools": [{"name": "f", "input_schema": {}}] * 1025}),
     ("messages", {"thinking": {"type": "enabled", "budget_tokens": 10**30}}),
-    ("messages", {"max_tokens": 0}),
+    ("messages", {"max_tokens": -1}),
     ("messages", {"system": [{"type": "image", "source": {}}]}),
     ("ollama", {"options": {"temperature": 3}}),
     ("ollama", {"options": {"stop": ["x"] * 17}}),
