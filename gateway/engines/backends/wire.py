@@ -73,7 +73,7 @@ class SwitchTier(_Message, frozen=True, tag="switch_tier"):
     keeps_answer: bool = False
 
 
-class KeepOnTier(_Message, frozen=True, tag="settle"):
+class KeepOnTier(_Message, frozen=True, tag="keep_on_tier"):
     """Hold an answer no longer at its end."""
 
     request_id: str
