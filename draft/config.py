@@ -12,7 +12,7 @@ class DraftConfig:
     max_draft_nodes: int = 64
     """Nodes that the target judges; 0 means none."""
     max_draft_depth: int = 16
-    """Levels that the small model adds; 0 means that it is not asked."""
+    """Levels that the drafting model adds; 0 means that it is not asked."""
     max_text_depth: int = 48
     """Levels that earlier text, predictions and grammars add."""
     max_branching: int = 3

@@ -112,7 +112,7 @@ class CompiledTree(TreeStruct, GuessTree):
             raise KeyError("a token of the answer is not among its own candidates")
 
     def grow(self, children: list[list[tuple[int, float]]]) -> list[int]:
-        """Add the small model's children of the frontier; see `GrowingTree.grow`."""
+        """Add the drafting model's children of the frontier; see `GrowingTree.grow`."""
         if len(children) != self.num_frontier:
             raise ValueError(f"children of {len(children)} nodes, not {self.num_frontier}")
         first_new = self.num_candidates
@@ -134,7 +134,7 @@ class CompiledTree(TreeStruct, GuessTree):
     # ---- the next level --------------------------------------------------------------------
 
     def choose_frontier(self, *, max_frontier: int, min_path_prob: float) -> float | None:
-        """Pick the nodes at which the small model could add most; see `GrowingTree`."""
+        """Pick the nodes at which the drafting model could add most; see `GrowingTree`."""
         ((_, gain),) = choose_frontiers(
             [self], max_frontier=max_frontier, min_path_prob=min_path_prob
         )

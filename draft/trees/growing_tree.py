@@ -106,7 +106,7 @@ class GrowingTree(GuessTree):
         self._multiply_down(node)
 
     def grow(self, children: list[list[tuple[int, float]]]) -> list[int]:
-        """Add the small model's children of the frontier: per node (token id, confidence).
+        """Add the drafting model's children of the frontier: per node (token id, confidence).
 
         Returns the candidates that were not there before.
         """
@@ -186,7 +186,7 @@ class GrowingTree(GuessTree):
     # ---- the next level --------------------------------------------------------------------
 
     def choose_frontier(self, *, max_frontier: int, min_path_prob: float) -> float | None:
-        """Pick the nodes at which the small model could add most.
+        """Pick the nodes at which the drafting model could add most.
 
         That is the chance that the text gets there and that it then goes on in none of the ways
         already guessed. Returns the sum of these chances; None, and the frontier stays empty,

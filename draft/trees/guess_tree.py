@@ -32,7 +32,7 @@ class GuessTree:
     """The root's logical slot and position."""
     max_nodes: int
     max_depth: int
-    """Bounds what the small model adds."""
+    """Bounds what the drafting model adds."""
     keeps_logits: bool
     """True if `kept_logits` is filled."""
     model_bit: int
@@ -45,7 +45,7 @@ class GuessTree:
     num_slots: int
     """Draft slots in use, the root's included."""
     num_passes: int
-    """Small passes that computed the slots: at most `max_depth`."""
+    """Passes of the drafting model that computed the slots: at most `max_depth`."""
     kept_logits: dict[int, Tensor]
     """The logits of computed candidates."""
 
