@@ -45,7 +45,8 @@ class RoutingSettings(Section):
     """Target: share of the answers that the large model gives. Set at most one target; without one
     the router's own threshold holds."""
     quality: Share | None = None
-    """Target: accuracy to keep, as a share of the large model's accuracy."""
+    """Target: accuracy to keep, as a share of the large model's accuracy. Without a router: the
+    share of the small model's first tokens that the large one must agree with."""
     max_cost_usd: Annotated[float, Field(gt=0)] | None = None
     """Target: mean cost of a request; needs routing.prices."""
     threshold: Share | None = None
