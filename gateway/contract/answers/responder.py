@@ -59,7 +59,7 @@ DIRECT = RouteReason()
 
 
 Place = Literal["small_upstream", "local", "upstream"]
-"""A server with the small model, models that this process runs, or an upstream tier."""
+"""A server with the small model, this gateway's engine, or an upstream tier."""
 
 
 class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True):
