@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from outrider.router.costs import TokenPrices
 from outrider.router.features import FloatRows
-from outrider.router.words import Tier
+from outrider.verifier.params import Tier
 
 Stage = Literal["text", "prompt", "answer"]
 Prices = Mapping[Tier, TokenPrices]

@@ -20,7 +20,7 @@ from outrider.router.policy import (
     own_setting,
 )
 from outrider.router.scorer import RouterScorer
-from outrider.router.words import Tier
+from outrider.verifier.params import Tier
 
 logger = logging.getLogger(__name__)
 

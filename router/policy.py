@@ -10,7 +10,7 @@ from outrider.router.cascade import CascadePlan, Stages, UntrainedAnswers, Watch
 from outrider.router.dial import Dial, ScoreBand, Setting
 from outrider.router.scorer import QualityEstimate, RouterScorer
 from outrider.router.words import CascadeMode
-from outrider.router.words import Tier as Tier
+from outrider.verifier.params import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,27 +278,6 @@ def _reason(what: str, figures: str, tier: Tier, constraints: RouteConstraints) 
         moves = "stays on" if constraints.current == tier else "moves to"
         what = f"conversation {moves} {tier}, {what}"
     return f"router: {what} {figures}"
-
-
-def load_policy(
-    path: Path | None,
-    *,
-    tiers: Sequence[Tier] = ("small", "large"),
-    threshold: float | None = None,
-) -> RoutePolicy:
-    """The policy for the loaded tiers and a router's folder (None: none is configured).
-
-    `threshold` overrides the one that was chosen in training. Without a router the large tier
-    answers: quality before cost. Raises ValueError if no tier is loaded or the threshold is out of
-    range, and RouterFileError if the folder is not a router.
-    """
-    fixed = fixed_policy(path, tiers)
-    if fixed is not None or path is None:
-        return fixed or FixedPolicy("large")
-    scorer = RouterScorer.load(path)
-    setting = own_setting(scorer, threshold)
-    dial = None if scorer.calibration is None else Dial(scorer.calibration)
-    return TrainedPolicy(scorer=scorer, current_setting=lambda: setting, dial=dial)
 
 
 def fixed_policy(path: Path | None, tiers: Sequence[Tier]) -> FixedPolicy | None:

@@ -199,16 +199,6 @@ class CandidateFields:
     num_candidates: npt.NDArray[np.int32]
     """int32 [S]."""
 
-    @classmethod
-    def of_drafter_payload(
-        cls, drafter_payload: npt.NDArray[np.int32], num_trees: int
-    ) -> "CandidateFields":
-        """Read `TreeState.numbers` and the beginning of its candidates, one after the other."""
-        num_numbers = num_trees * number(NUM_NUMBERS)
-        numbers = drafter_payload[:num_numbers].reshape(num_trees, number(NUM_NUMBERS))
-        fields = drafter_payload[num_numbers:].reshape(num_trees, number(NUM_FIELDS), -1)
-        return cls(fields=fields, num_candidates=numbers[:, number(NUM_CANDIDATES)])
-
     def of_tree(self, tree: int) -> "GrownTree":
         """Return one tree's candidates."""
         own = self.fields[tree, :, : self.num_candidates[tree]]

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.router.calibration import ALWAYS_LARGE
+from outrider.router.costs import TypicalRequest
 from outrider.router.dial import Dial, Setting
 from outrider.router.estimator import TrainedRouter
+from outrider.router.loading import RoutingOptions, load_router
 from outrider.router.policy import (
     CascadeOptions,
     FixedPolicy,
@@ -17,11 +20,11 @@ from outrider.router.policy import (
     RoutePolicy,
     TrainedPolicy,
     WatchVerdict,
-    load_policy,
     own_setting,
     pair_complaint,
 )
 from outrider.router.scorer import LinearStage, RouterFileError, RouterScorer
+from outrider.verifier.params import TIERS, Tier
 from tests.router.routers import scorer_that_says, table
 
 
@@ -29,6 +32,13 @@ def policy_of(scorer: RouterScorer, setting: Setting | None = None, **more: Any)
     chosen = setting or own_setting(scorer)
     dial = None if scorer.calibration is None else Dial(scorer.calibration)
     return TrainedPolicy(scorer=scorer, current_setting=lambda: chosen, dial=dial, **more)
+
+
+def load_policy(
+    path: Path | None, tiers: Sequence[Tier] = TIERS, threshold: float | None = None
+) -> RoutePolicy:
+    options = RoutingOptions(threshold=threshold, cascade=CascadeOptions(mode="off"))
+    return load_router(path, tiers, options, TypicalRequest()).policy
 
 
 @pytest.mark.parametrize(
@@ -230,7 +240,7 @@ def test_no_string_makes_it_fail(router_folder: Path, text: str) -> None:
     assert load_policy(router_folder).route(text).tier in ("small", "large")
 
 
-def test_load_policy_says_why_there_is_no_choice(router_folder: Path) -> None:
+def test_loading_says_why_there_is_no_choice(router_folder: Path) -> None:
     cases: tuple[tuple[RoutePolicy, str, str], ...] = (
         (load_policy(None), "large", "router: none configured, large answers all"),
         (
@@ -250,7 +260,7 @@ def test_load_policy_says_why_there_is_no_choice(router_folder: Path) -> None:
         assert (route.tier, route.reason, route.quality) == (tier, reason, None)
 
 
-def test_load_policy_takes_the_trained_threshold_unless_told(
+def test_loading_takes_the_trained_threshold_unless_told(
     router_folder: Path, trained: TrainedRouter
 ) -> None:
     default, told = load_policy(router_folder), load_policy(router_folder, threshold=0.0)
@@ -261,7 +271,7 @@ def test_load_policy_takes_the_trained_threshold_unless_told(
     assert told.route("What is 53412 + 91283?").tier == "small"
 
 
-def test_load_policy_refuses_what_is_not_a_router(tmp_path: Path) -> None:
+def test_loading_refuses_what_is_not_a_router(tmp_path: Path) -> None:
     with pytest.raises(RouterFileError):
         load_policy(tmp_path)
     with pytest.raises(ValueError, match="no tier is loaded"):
