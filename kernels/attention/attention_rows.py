@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.kernels.arrays import Ints32
-from outrider.kernels.attention.attention_plan import AttentionBatch
+from outrider.kernels.attention.attention_plan import AttentionBatch, newest_ancestors
 from outrider.kernels.attention.attention_tiles import (
     MAX_SEQUENCES,
     MAX_TREE_NODES,
@@ -118,7 +118,7 @@ def _pack_visible(
         if path_slots is not None:
             _fill_paths(path_slots[start:end], words[start:end], tree_start)
         if window is not None and len(masks) and depths.max() >= window:
-            words[start:end] = _words([_newest_ancestors(mask, window) for mask in masks])
+            words[start:end] = _words([newest_ancestors(mask, window) for mask in masks])
     return positions, row_ends, words, path_slots
 
 
@@ -217,13 +217,6 @@ def _words(masks: list[int]) -> NDArray[np.int64]:
     """[len(masks), 4]: the masks' bits, low word first."""
     packed = b"".join(mask.to_bytes(8 * _NUM_WORDS, "little") for mask in masks)
     return np.frombuffer(packed, dtype=np.int64).reshape(len(masks), _NUM_WORDS)
-
-
-def _newest_ancestors(mask: int, count: int) -> int:
-    """The mask's highest `count` bits: ancestors less than `count` levels up, and the node."""
-    while mask.bit_count() > count:
-        mask &= mask - 1
-    return mask
 
 
 def _fill_paths(paths: Ints32, words: NDArray[np.int64], tree_start: int) -> None:
