@@ -20,8 +20,9 @@ from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
 from outrider.engine.sequences.sequence import Candidates
-from outrider.kernels.cpu.tree_library import MASK_WORDS, TREE_SLOTS, TreeLibrary, TreeStruct
+from outrider.kernels.cpu.tree_library import TreeLibrary, TreeStruct
 from outrider.kernels.sampling.likeliest import Likeliest
+from outrider.kernels.tree_bounds import MASK_WORDS, MAX_TREE_NODES
 from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
 
 _MASK_BYTES = 8 * MASK_WORDS
@@ -55,8 +56,8 @@ class CompiledTree(TreeStruct, GuessTree):
 
         Raises ValueError where it may have more nodes than a mask has bits, and MemoryError.
         """
-        if max_nodes > TREE_SLOTS:
-            raise ValueError(f"max_nodes={max_nodes} must be at most {TREE_SLOTS}")
+        if max_nodes > MAX_TREE_NODES:
+            raise ValueError(f"max_nodes={max_nodes} must be at most {MAX_TREE_NODES}")
         tree = cls.from_buffer_copy(_EMPTY)
         tree.library, tree.address, tree.kept_logits = library, ctypes.addressof(tree), {}
         tree.root_token_id, tree.root_slot = root_token_id, root_slot

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from outrider.draft.budget.budget import MOST_BELIEVED
 from outrider.draft.budget.calibration import MODEL_SILENT, Calibrate, as_confident
-from outrider.draft.trees.guess_tree import MAX_TREE_SLOTS, GuessTree
+from outrider.draft.trees.guess_tree import GuessTree
 from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
 from outrider.engine.sequences.sequence import Candidates
+from outrider.kernels.tree_bounds import MAX_TREE_NODES
 from outrider.verifier.token_tree import SOURCE_BIT
 
 # A text's chain may have to be computed before the model can go on behind it.
@@ -194,7 +195,7 @@ class GrowingTree(GuessTree):
         """
         if self.num_passes >= self.max_depth:
             return None
-        limit = min(max_frontier * _ROWS_PER_TARGET, MAX_TREE_SLOTS - self.num_slots)
+        limit = min(max_frontier * _ROWS_PER_TARGET, MAX_TREE_NODES - self.num_slots)
         gains: list[float] = []
         for negative, node in self._worthy(min_path_prob)[:max_frontier]:
             missing = self._missing(node)

@@ -9,9 +9,6 @@ from outrider.draft.budget.calibration import RequestCalibration
 from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.verifier.token_tree import RECALLED_BIT, TokenTree
 
-# Bits of the attention kernels' ancestor masks.
-MAX_TREE_SLOTS = 256
-
 
 class JudgedGuess(NamedTuple):
     """A guess whose parent was accepted, and whether it was right."""

@@ -13,7 +13,6 @@ from outrider.kernels.arrays import Ints32
 from outrider.kernels.attention.attention_plan import AttentionBatch, newest_ancestors
 from outrider.kernels.attention.attention_tiles import (
     MAX_SEQUENCES,
-    MAX_TREE_NODES,
     TilePlan,
     TileShape,
     max_tiles_of,
@@ -21,10 +20,10 @@ from outrider.kernels.attention.attention_tiles import (
     tile_shape,
     workspace_size,
 )
+from outrider.kernels.tree_bounds import MASK_WORDS, MAX_TREE_NODES
 from outrider.kernels.triton_support import architecture
 from outrider.kernels.upload import upload
 
-_NUM_WORDS = MAX_TREE_NODES // 64
 # Sequences and steps of paths are padded to a multiple of this: Triton compiles a kernel once more
 # for arguments that are no multiple of 16.
 _ALIGNMENT = 16
@@ -95,7 +94,7 @@ def _pack_visible(
     total_rows = batch.query_indptr[-1]
     positions = np.zeros(total_rows, dtype=np.int32)
     row_ends = np.zeros(total_rows, dtype=np.int32)
-    words = np.zeros((total_rows, _NUM_WORDS), dtype=np.int64)
+    words = np.zeros((total_rows, MASK_WORDS), dtype=np.int64)
     path_slots = None
     all_masks = [mask for masks in batch.ancestor_masks if masks for mask in masks]
     if has_paths and all_masks:
@@ -215,8 +214,8 @@ def _upload_all(packed: list[PackedRows], device: torch.device) -> list[dict[str
 
 def _words(masks: list[int]) -> NDArray[np.int64]:
     """[len(masks), 4]: the masks' bits, low word first."""
-    packed = b"".join(mask.to_bytes(8 * _NUM_WORDS, "little") for mask in masks)
-    return np.frombuffer(packed, dtype=np.int64).reshape(len(masks), _NUM_WORDS)
+    packed = b"".join(mask.to_bytes(8 * MASK_WORDS, "little") for mask in masks)
+    return np.frombuffer(packed, dtype=np.int64).reshape(len(masks), MASK_WORDS)
 
 
 def _fill_paths(paths: Ints32, words: NDArray[np.int64], tree_start: int) -> None:

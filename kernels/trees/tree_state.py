@@ -14,9 +14,6 @@ from torch import Tensor
 
 from outrider.kernels.triton_support import jit, tl
 
-# Bits of a row's ancestor mask, which bound a tree and the draft slots behind a root.
-MAX_TREE_SLOTS = 256
-NUM_WORDS = MAX_TREE_SLOTS // 64
 # A kernel holds all candidates of a sequence in registers.
 MIN_CAPACITY, MAX_CAPACITY = 64, 1024
 

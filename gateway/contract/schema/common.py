@@ -30,7 +30,7 @@ MAX_STOP_CHARS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_LABEL_CHARS = 512
 MAX_BIASES = 1024
-MAX_STOP_TOKEN_IDS = 16
+MAX_REQUEST_STOP_TOKEN_IDS = 16
 MAX_DEADLINE_MS = 86_400_000
 MAX_METADATA = 16
 
@@ -273,7 +273,7 @@ class GenerationFields(RequestModel):
         Field(description="An answer has at least this many tokens; at most max_tokens."),
     ] = None
     stop_token_ids: Annotated[
-        Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None,
+        Annotated[ListOf[TokenId], Field(max_length=MAX_REQUEST_STOP_TOKEN_IDS)] | None,
         Field(description="They end an answer beside the tokenizer's own, and have no text."),
     ] = None
     ignore_eos: Annotated[
