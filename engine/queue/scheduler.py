@@ -54,7 +54,7 @@ class Scheduler:
         drafts: DraftBlocks | None,
     ) -> None:
         self.waiting: list[Sequence] = []
-        self.held: list[Sequence] = []  # answers that have ended and may be handed over
+        self.held: list[Sequence] = []  # answers that have ended and may still switch tiers
         self.running: dict[Tier, list[Sequence]] = {tier: [] for tier in caches}
         self.counters: dict[Tier, WorkCounts] = {tier: WorkCounts() for tier in caches}
         self.times = ServiceTimes(config)

@@ -66,7 +66,7 @@ class Submit(_Message, frozen=True, tag="submit"):
 
 
 class SwitchTier(_Message, frozen=True, tag="switch_tier"):
-    """Hand a running request to another tier."""
+    """Switch a running request to another tier."""
 
     request_id: str
     tier: Tier
