@@ -218,7 +218,7 @@ class CompiledTree(TreeStruct, GuessTree):
         """The candidate above each frontier node."""
         return [self.memory[node].parent for node in self.frontier]
 
-    def place_of(self, node: int) -> tuple[int, float]:
+    def depth_and_chance(self, node: int) -> tuple[int, float]:
         """Return a candidate's depth and path probability."""
         candidate = self.memory[node]
         return candidate.depth, candidate.path_prob

@@ -73,7 +73,7 @@ class GuessTree:
         """The tokens from below the root down to each frontier node."""
         return [self.path(node) for node in self.frontier]
 
-    def place_of(self, node: int) -> tuple[int, float]:
+    def depth_and_chance(self, node: int) -> tuple[int, float]:
         """Return a candidate's depth and path probability."""
         candidate = self.candidates[node]
         return candidate.depth, candidate.path_prob

@@ -62,7 +62,7 @@ class Scheduler:
         self._space = BlockSpace(caches, self.held, drafts)
         self._rows = PrefillRows(config, self.times)
         self._policy = policy
-        policy.attach(self.times, num_places=config.max_sequences)
+        policy.attach(self.times, max_sequences=config.max_sequences)
         self._promised: list[Sequence] = []  # for each of them a running one gave way
 
     @property
