@@ -42,7 +42,7 @@ class OperatingPoint:
     """From this quality on the small model's answer stands, in [0, ALWAYS_LARGE]."""
     band: tuple[float, float] | None
     """Text qualities (low, high) between which the small model begins under watch. None without a
-    cascade."""
+    watch."""
     strong_share: float
     """Prompts that got the large model's answer, in [0, 1]."""
     watched_share: float

@@ -60,7 +60,7 @@ class TrainConfig:
     target: CalibrationTarget = field(default_factory=lambda: CalibrationTarget(recovered_gap=0.95))
     """Selects the router's own operating point."""
     hold_back_tokens: int = 16
-    """Tokens of an answer that the calibration of a cascade sees."""
+    """Tokens of an answer that the calibration of a watch sees."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -2,5 +2,5 @@
 
 from typing import Literal
 
-CascadeMode = Literal["auto", "off", "always"]
+WatchMode = Literal["auto", "off", "always"]
 """Watching of small answers: as calibrated, never, or for every request to `auto`."""

@@ -54,9 +54,9 @@ from outrider.gateway.wiring.serving import background_gateway
 from outrider.router.costs import TypicalRequest
 from outrider.router.loading import RoutingOptions, load_router
 from outrider.router.policy import (
-    CascadeOptions,
     RoutePolicy,
     TrainedPolicy,
+    WatchOptions,
     own_setting,
 )
 from outrider.router.scorer import RouterScorer
@@ -210,14 +210,14 @@ def measure_judging(
         return None
     setting = own_setting(scorer)
     policy = TrainedPolicy(
-        scorer=scorer, current_setting=lambda: setting, cascade=CascadeOptions(mode="always")
+        scorer=scorer, current_setting=lambda: setting, watch=WatchOptions(mode="always")
     )
     rng = random.Random(0)
     on_prompt: list[float] = []
     on_tokens: list[float] = []
     for _ in range(rounds):
         for text in texts:
-            plan = policy.route(text).cascade
+            plan = policy.route(text).watch
             assert plan is not None, "every prompt is watched"
             watch = plan.new_watch()
             hidden = tuple(rng.gauss(0.0, 1.0) for _ in range(scorer.hidden_size))
