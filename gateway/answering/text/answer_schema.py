@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
-Verdict = Literal["conforms", "differs", "unchecked"]
+SchemaVerdict = Literal["conforms", "differs", "unchecked"]
 
 _MAX_STEPS: Final = 10_000  # pairs of a schema and a value, or listed names: 60 ms at most
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
@@ -30,18 +30,18 @@ class AnswerSchema:
     arguments: Mapping[str, Any] | None = None
     """The schema of each function's arguments."""
 
-    def verdict(self, text: str, calls: Iterable[tuple[str, str]]) -> Verdict:
+    def verdict(self, text: str, calls: Iterable[tuple[str, str]]) -> SchemaVerdict:
         """Check a whole answer: its content, and (name, arguments) of its calls."""
         pairs = [] if self.content is None else [(json.loads(self.content), text)]
         if self.arguments is not None:
             pairs += [(self.arguments.get(name, False), arguments) for name, arguments in calls]
         steps = _Steps()
         verdicts = {_verdict(schema, text, steps) for schema, text in pairs}
-        worst: tuple[Verdict, ...] = ("differs", "unchecked")
+        worst: tuple[SchemaVerdict, ...] = ("differs", "unchecked")
         return next((verdict for verdict in worst if verdict in verdicts), "conforms")
 
 
-def _verdict(schema: Any, text: str, steps: "_Steps") -> Verdict:
+def _verdict(schema: Any, text: str, steps: "_Steps") -> SchemaVerdict:
     try:
         value = json.loads(text)
         return "conforms" if _Check(schema, steps).fits(schema, value) else "differs"

@@ -180,7 +180,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     """The fingerprint of each tier's."""
 
 
-class Draining(_Message, frozen=True, tag="draining"):
+class EngineDraining(_Message, frozen=True, tag="draining"):
     """The engine takes no new requests and ends when the running ones have."""
 
 
@@ -313,7 +313,7 @@ Reply = (
     | BlocksReset
     | Events
     | Welcome
-    | Draining
+    | EngineDraining
     | Goodbye
 )
 
