@@ -60,7 +60,7 @@ check: $(VENV)/.installed-dev ## formatting, lint, types, import rules
 docs: $(VENV)/.installed-dev ## write docs/settings.md and docs/cli.md anew
 	@$(PY) -m docs.generate.pages
 
-bench: $(VENV)/.installed-dev ## run every benchmark; results go to benchmarks/results
+bench: $(VENV)/.installed-dev ## run each benchmark that needs no GPU; results go to benchmarks/results
 	@$(PY) -m benchmarks.run_all $(ARGS)
 
 bench-lab: $(VENV)/.installed-dev ## replay a trace, run an A/B to its decision; runs/lab/report.html

@@ -37,42 +37,36 @@ Graph = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class PackageSize:
-    """The size of one package.
-
-    Attributes:
-        name: dotted name.
-        num_files: Python files, those of sub-packages included.
-        num_lines: their lines.
-        num_loose: files directly in the package that are no entry file; None without sub-packages.
-    """
+    """The size of one package."""
 
     name: str
+    """Dotted name."""
     num_files: int
+    """Python files, those of sub-packages included."""
     num_lines: int
+    """Their lines."""
     num_loose: int | None
+    """Files directly in the package that are no entry file; None without sub-packages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreeCounts:
-    """All counts of one state of the tree.
-
-    Attributes:
-        packages: sizes, top packages first, then their folders.
-        file_cycles: cycles of modules, the largest first.
-        package_cycles: cycles of sub-packages, the largest first.
-        num_package_imports: ordered pairs of sub-packages of one package: one imports the other.
-        homonyms: public types of the product that several modules define, with these modules.
-        num_homonyms_everywhere: such names in the product, the benchmarks and the tests together.
-        num_reached: modules of the same top package that importing a module loads, by module.
-    """
+    """All counts of one state of the tree."""
 
     packages: tuple[PackageSize, ...]
+    """Sizes, top packages first, then their folders."""
     file_cycles: tuple[tuple[str, ...], ...]
+    """Cycles of modules, the largest first."""
     package_cycles: tuple[tuple[str, ...], ...]
+    """Cycles of sub-packages, the largest first."""
     num_package_imports: int
+    """Ordered pairs of sub-packages of one package: one imports the other."""
     homonyms: Mapping[str, tuple[str, ...]]
+    """Public types of the product that several modules define, with these modules."""
     num_homonyms_everywhere: int
+    """Such names in the product, the benchmarks and the tests together."""
     num_reached: Mapping[str, int]
+    """Modules of the same top package that importing a module loads, by module."""
 
 
 def count_tree(

@@ -1,4 +1,4 @@
-"""Run every benchmark in about forty minutes; results go to benchmarks/results.
+"""Run each benchmark that needs no GPU, in less than an hour; results go to benchmarks/results.
 
 Each script runs in a process of its own, one after the other, with counts that fit the time. For
 figures to be quoted, run the scripts by themselves on an idle machine, with their own defaults.
@@ -116,6 +116,11 @@ JOBS = (
         quick=(*_BF16, "--repeats", "1", "--steps", "5", "--sequences", "1", "4"),
     ),
     Job(
+        script="bench_taps",
+        arguments=(*_BF16, *_TARGET, "--seconds", "5"),
+        quick=(*_BF16, *_QUICK_TARGET, "--seconds", "0.2", "--repeats", "1"),
+    ),
+    Job(
         script="bench_small_tier",
         arguments=(*_BF16, *_TARGET, "--repeats", "2", "--num-prompts", "2", "--max-new", "48"),
         quick=(
@@ -146,9 +151,19 @@ JOBS = (
         arguments=("--steps", "199", "--prompts", "2200", "--held-out", "120"),
         quick=("--steps", "10", "--prompts", "100", "--held-out", "20"),
     ),
+    Job(
+        script="bench_small_server",
+        arguments=("--num-prompts", "200"),
+        quick=("--num-prompts", "8", "--max-new", "24", "--repeats", "1"),
+    ),
     Job(script="bench_router", arguments=("--seconds", "20"), quick=("--quick",)),
     Job(script="bench_products", arguments=_TARGET, quick=("--repeats", "3")),
     Job(script="bench_quality", arguments=(), quick=("--num-tasks", "48")),
+    Job(
+        script="bench_adapters",
+        arguments=(*_BF16, *_TARGET, "--repeats", "1", "--max-new", "24"),
+        quick=(*_BF16, *_QUICK_TARGET, "--repeats", "1", "--batch", "4", "--max-new", "8"),
+    ),
     Job(script="bench_loading", arguments=_TARGET, quick=_QUICK_TARGET),
     Job(
         script="bench_memory",
@@ -207,6 +222,11 @@ JOBS = (
             *("--rate", "20", "--context", "256"),
         ),
         needs=(str(TRACE),),
+    ),
+    Job(
+        script="bench_block_index",
+        arguments=("--repeats", "3"),
+        quick=("--replicas", "20", "--pairs", "20000", "--runs", "5", "--repeats", "1"),
     ),
     Job(
         script="bench_experiments",

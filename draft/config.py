@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from outrider.kernels.tree_bounds import MAX_TREE_NODES
 from outrider.verifier.params import SOURCES, Source
 
 
@@ -12,7 +13,7 @@ class DraftConfig:
     max_draft_nodes: int = 64
     """Nodes that the target judges; 0 means none."""
     max_draft_depth: int = 16
-    """Levels that the small model adds; 0 means that it is not asked."""
+    """Levels that the drafting model adds; 0 means that it is not asked."""
     max_text_depth: int = 48
     """Levels that earlier text, predictions and grammars add."""
     max_branching: int = 3
@@ -29,11 +30,11 @@ class DraftConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
-        # 255 draft nodes and the root fill the attention kernels' 256 mask bits.
+        most_guesses = MAX_TREE_NODES - 1  # beside the root
         for name, least, largest in (
-            ("max_draft_nodes", 0, 255),
-            ("max_draft_depth", 0, 255),
-            ("max_text_depth", 0, 255),
+            ("max_draft_nodes", 0, most_guesses),
+            ("max_draft_depth", 0, most_guesses),
+            ("max_text_depth", 0, most_guesses),
             ("max_branching", 1, 64),
             ("max_frontier", 1, 64),
         ):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.draft.budget.budget import Floats, StepBudget
-from outrider.draft.trees.guess_tree import MAX_TREE_SLOTS
+from outrider.kernels.tree_bounds import MAX_TREE_NODES
 
 _WEIGHT: Final = 0.2
 _FIRST_CHANCE: Final = 0.6
@@ -20,7 +20,7 @@ _MOST_RATIO: Final = 0.98
 
 
 def _first_chain() -> Floats:
-    return np.asarray(_FIRST_CHANCE ** np.arange(1.0, MAX_TREE_SLOTS))
+    return np.asarray(_FIRST_CHANCE ** np.arange(1.0, MAX_TREE_NODES))
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ def num_levels(
     and as many nodes as a draft view's masks can tell apart.
     """
     deepest = max((grower.max_depth for grower in growers), default=0)
-    most = min(deepest - 1, (MAX_TREE_SLOTS - 1) // width)
+    most = min(deepest - 1, (MAX_TREE_NODES - 1) // width)
     if most <= 0:
         return 0
     gains = np.stack([grower.forecast.by_depth[: most + 1] for grower in growers])

@@ -1,4 +1,4 @@
-"""Learns from verdicts: the worth of guesses, and how often the small model is right."""
+"""Learns from verdicts: the worth of guesses, and how often a drafting model is right."""
 
 from collections import OrderedDict
 from typing import Final

@@ -28,7 +28,6 @@ from outrider.draft.node_selection import least_chance, select_nodes, weighted_p
 from outrider.draft.step_budgets import StepBudgets
 from outrider.draft.text.text_sources import TextSources
 from outrider.draft.text.token_map import TokenMap
-from outrider.draft.trees.guess_tree import MAX_TREE_SLOTS
 from outrider.draft.trees.tree_batch import new_tree
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ModelRunner
@@ -42,6 +41,7 @@ from outrider.engine.protocols import (
     Trees,
 )
 from outrider.engine.sequences.sequence import Sequence
+from outrider.kernels.tree_bounds import MAX_TREE_NODES
 from outrider.verifier.own_failure import OwnFailure
 from outrider.verifier.params import Source
 from outrider.verifier.token_tree import TokenTree
@@ -293,7 +293,7 @@ class TreeDrafter:
             self._states[sequence.request_id] = state
         return state
 
-    def _init_tree(self, sequence: Sequence, *, max_nodes: int = MAX_TREE_SLOTS) -> Draft:
+    def _init_tree(self, sequence: Sequence, *, max_nodes: int = MAX_TREE_NODES) -> Draft:
         """A tree of the root only, with the limits of the config and of the request."""
         own, config = sequence.request.speculation, self._config
         state = self._state(sequence)

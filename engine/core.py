@@ -204,11 +204,11 @@ class Engine:
                 self._endings.finish(sequence, sequence.held_reason)
 
     def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
-        """Hand a request to another tier: it starts its answer anew, the old one as a draft.
+        """Switch a request to another tier: it starts its answer anew, the old one as a draft.
 
         The tokens emitted so far are retracted (`TierSwitched`); with `keeps_answer` the other tier
-        goes on behind them, and an answer that has ended is settled. A small answer's KV goes on as
-        the large tier's draft view. Unknown and finished requests are ignored. Raises an
+        goes on behind them, and an answer held at its end ends. A small answer's KV goes on as the
+        large tier's draft view. Unknown and finished requests are ignored. Raises an
         EngineError where the tier cannot take the request, which then stays where it is.
         """
         sequence = self._sequences.get(request_id)

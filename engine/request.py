@@ -137,7 +137,7 @@ class EngineRequest:
     """None is lossless."""
     may_escalate: bool = False
     """This small answer is under watch. Its tokens' rivals are kept for the large tier. Where it
-    ends by itself, it is held (`AnswerHeld`) until `settle` or `switch_tier`."""
+    ends by itself, it is held (`AnswerHeld`) until `keep_on_tier` or `switch_tier`."""
     tenant: str = ""
     """Shares the queue's fairness."""
     weight: float = 1.0

@@ -130,12 +130,12 @@ def predict_ttft_s(
     running: Iterable[RemainingWork],
     ahead: Iterable[RemainingWork],
     newcomer: RemainingWork,
-    num_places: int,
+    num_free_sequences: int,
     num_blocks: int,
     row_s: float,
     token_s: float,
 ) -> float:
-    """Seconds until a newcomer's prompt is computed. `num_places` and `num_blocks` are free now.
+    """Seconds until a newcomer's prompt is computed; `num_blocks` are free now.
 
     `running` are in the order in which their prompts are computed, `ahead` in that of their start.
     A job that needs more blocks than there will ever be starts when all others have ended.
@@ -148,12 +148,12 @@ def predict_ttft_s(
         ends.append((begun_s + job.num_tokens * token_s, job.num_blocks))
     heapify(ends)
     for job in (*ahead, newcomer):
-        while ends and (num_places < 1 or num_blocks < job.num_blocks):
+        while ends and (num_free_sequences < 1 or num_blocks < job.num_blocks):
             end_s, freed = heappop(ends)
             now_s = max(now_s, end_s)
-            num_places += 1
+            num_free_sequences += 1
             num_blocks += freed
-        num_places -= 1
+        num_free_sequences -= 1
         num_blocks -= job.num_blocks
         prompts_done_s = max(prompts_done_s, now_s) + job.num_rows * row_s
         heappush(ends, (prompts_done_s + job.num_tokens * token_s, job.num_blocks))

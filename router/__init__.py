@@ -2,5 +2,5 @@
 
 Open `policy.py` first: it turns text and constraints into a `Route`. Terms: quality is that
 prediction, and a threshold is what it is compared with. The watch judges an answer while it is held
-back. A cascade is a small answer under watch that may escalate to the large model.
+back. An answer under watch may escalate to the large model.
 """

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from outrider.router.costs import TokenPrices
 from outrider.router.features import FloatRows
-from outrider.router.words import Tier
+from outrider.verifier.params import Tier
 
 Stage = Literal["text", "prompt", "answer"]
 Prices = Mapping[Tier, TokenPrices]
@@ -42,7 +42,7 @@ class OperatingPoint:
     """From this quality on the small model's answer stands, in [0, ALWAYS_LARGE]."""
     band: tuple[float, float] | None
     """Text qualities (low, high) between which the small model begins under watch. None without a
-    cascade."""
+    watch."""
     strong_share: float
     """Prompts that got the large model's answer, in [0, 1]."""
     watched_share: float

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
-from outrider.router.words import Tier
+from outrider.verifier.params import Tier
 
 _DIGEST_BYTES: Final = 16
 Calls = Sequence[tuple[str, str]]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from outrider.router.words import Tier
+from outrider.verifier.params import Tier
 
 _PRICE_UNIT: Final = 1e-6  # prices are for a million tokens
 

@@ -87,7 +87,7 @@ def read_labelled_prompts(path: Path) -> LabelledPrompts:
     try:
         for place, row in reader(path):
             columns.add(place, row)
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RouterDataError(f"{path}: {error}") from error
     if not columns.prompts:
         raise RouterDataError(f"{path}: holds no rows")
@@ -183,7 +183,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue

@@ -18,7 +18,6 @@ import numpy as np
 import sklearn
 from scipy.sparse import csr_matrix
 from sklearn.base import BaseEstimator, TransformerMixin
-from sklearn.model_selection import StratifiedKFold
 from sklearn.pipeline import Pipeline
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -36,7 +35,6 @@ from outrider.router.stacking import (
     StageData,
     answer_rows,
     assign_folds,
-    calibrated,
     fit_scaled,
     fit_stage,
     gain,
@@ -62,7 +60,7 @@ class TrainConfig:
     target: CalibrationTarget = field(default_factory=lambda: CalibrationTarget(recovered_gap=0.95))
     """Selects the router's own operating point."""
     hold_back_tokens: int = 16
-    """Tokens of an answer that the calibration of a cascade sees."""
+    """Tokens of an answer that the calibration of a watch sees."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -122,20 +120,6 @@ class PromptFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
-
-
-def quality_estimator(
-    *, inverse_penalty: float = 0.3, config: TrainConfig | None = None
-) -> Pipeline:
-    """An unfitted estimator of P(a tier's answer is right | prompt): strings in, 0/1 labels."""
-    config = config or TrainConfig()
-    folds = StratifiedKFold(config.num_folds, shuffle=True, random_state=config.seed)
-    return Pipeline(
-        [
-            ("features", PromptFeatures(config.features)),
-            ("classifier", calibrated(inverse_penalty, folds)),
-        ]
-    )
 
 
 def train_router(data: LabelledPrompts, config: TrainConfig | None = None) -> TrainedRouter:

@@ -131,11 +131,6 @@ def apgr(gain: FloatRows, weak: FloatRows, strong: FloatRows) -> float:
     return _apgr(cost_quality_curve(gain, weak, strong))
 
 
-def cpt(gain: FloatRows, weak: FloatRows, strong: FloatRows, fraction: float) -> float:
-    """Least strong share, in [0, 1], that recovers `fraction` of the gap. Raises NoGapError."""
-    return _cpt(cost_quality_curve(gain, weak, strong), fraction)
-
-
 def calibration_bins(
     quality: FloatRows, weak: FloatRows, strong: FloatRows
 ) -> tuple[CalibrationBin, ...]:

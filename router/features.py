@@ -141,12 +141,6 @@ def prompt_features(text: str, config: FeatureConfig) -> SparseVector:
     )
 
 
-def prompt_statistics(text: str, config: FeatureConfig) -> dict[str, float]:
-    """The raw statistics by name, for people: explanations and reports."""
-    values = _statistics(text, _View(text, config))
-    return {name: float(value) for (name, _), value in zip(STATISTICS, values, strict=True)}
-
-
 class _View:
     """The part of a prompt that is looked at, with what several features share.
 

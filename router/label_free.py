@@ -25,14 +25,14 @@ from typing import Final
 import numpy as np
 
 from outrider.router.calibration import ALWAYS_LARGE
-from outrider.router.cascade import CascadePlan, WatchedAnswer, WatchRules
 from outrider.router.policy import (
     NO_CONSTRAINTS,
-    CascadeOptions,
     Route,
     RouteConstraints,
+    WatchOptions,
 )
 from outrider.router.scorer import QualityEstimate
+from outrider.router.watch import WatchedAnswer, WatchPlan, WatchRules
 
 AGREEMENT: Final = 0.95
 """The share of its tokens that the large model has to agree with, in the mean, at a score."""
@@ -174,7 +174,7 @@ class LabelFreePolicy:
     """
 
     model: AgreementModel = field(default_factory=AgreementModel)
-    cascade: CascadeOptions = field(default_factory=CascadeOptions)
+    watch: WatchOptions = field(default_factory=WatchOptions)
     explore_share: float = EXPLORE_SHARE
     """The share of kept answers that the large model judges as well."""
     fixed_threshold: float | None = None
@@ -200,7 +200,7 @@ class LabelFreePolicy:
             return Route(
                 tier="large", reason="router: conversation stays on large, it has it in its cache"
             )
-        options = self.cascade
+        options = self.watch
         is_whole = constraints.is_whole and options.judge_whole
         rules = WatchRules(
             threshold=threshold,
@@ -218,7 +218,7 @@ class LabelFreePolicy:
             reason=f"router: {self.why}, small model begins under watch",
             threshold=threshold,
             stage="answer",
-            cascade=CascadePlan(
+            watch=WatchPlan(
                 new_watch=lambda: WatchedAnswer(_TokenQuantile(), rules, _UNKNOWN, saw),
                 hold_back_s=None if is_whole else constraints.hold_back_s or options.hold_back_s,
                 hold_back_tokens=rules.hold_back_tokens,

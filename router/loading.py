@@ -12,15 +12,15 @@ from outrider.router.dial import Dial, Setting
 from outrider.router.guard import Autopilot, GuardOutcome, RouteGuard
 from outrider.router.label_free import AGREEMENT, EXPLORE_SHARE, AgreementModel, LabelFreePolicy
 from outrider.router.policy import (
-    CascadeOptions,
     RoutePolicy,
     TrainedPolicy,
+    WatchOptions,
     WatchVerdict,
     fixed_policy,
     own_setting,
 )
 from outrider.router.scorer import RouterScorer
-from outrider.router.words import Tier
+from outrider.verifier.params import Tier
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class RoutingOptions:
     """The share of kept answers without a router that the large model judges."""
     abstains: bool = True
     """Prompts that are unlike the router's training go to the policy without a router."""
-    cascade: CascadeOptions = field(default_factory=CascadeOptions)
+    watch: WatchOptions = field(default_factory=WatchOptions)
     prices: Mapping[Tier, TokenPrices] | None = None
 
 
@@ -84,7 +84,7 @@ def load_router(
     RoutingTargetError if it cannot be set as wanted.
     """
     fixed = fixed_policy(path, tiers)
-    if path is None and len(set(tiers)) > 1 and options.cascade.mode != "off":
+    if path is None and len(set(tiers)) > 1 and options.watch.mode != "off":
         return _without_router(options)
     if fixed is not None or path is None:
         assert fixed is not None
@@ -117,7 +117,7 @@ def load_router(
         scorer=scorer,
         current_setting=current,
         dial=dial,
-        cascade=options.cascade,
+        watch=options.watch,
         on_verdict=on_verdict,
         otherwise=_abstaining(options) if options.abstains and scorer.familiarity else None,
     )
@@ -128,7 +128,7 @@ def load_router(
 
 
 def _without_router(options: RoutingOptions) -> LoadedRouter:
-    """The cascade that learns its threshold while serving."""
+    """A watch that learns its threshold while serving."""
     for name in ("max_cost_usd", "band_low", "band_high"):
         if getattr(options, name) is not None:
             logger.warning("routing.%s has no effect reason=no router", name)
@@ -145,7 +145,7 @@ def _label_free(options: RoutingOptions) -> LabelFreePolicy:
     target = AGREEMENT if options.quality is None else options.quality
     return LabelFreePolicy(
         model=AgreementModel(target, options.strong_share),
-        cascade=options.cascade,
+        watch=options.watch,
         explore_share=options.explore_share,
     )
 
@@ -215,7 +215,7 @@ class _CostTarget:
         self._dial = dial
         self._prices = options.prices
         self._max_cost_usd = options.max_cost_usd
-        self._hold_back_tokens = options.cascade.hold_back_tokens
+        self._hold_back_tokens = options.watch.hold_back_tokens
         self._typical = typical
         self._num_asked = 0
         self._setting = self._priced()

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from outrider.router.calibration import ALWAYS_LARGE, Stage
-from outrider.router.cascade import CascadePlan, Stages, UntrainedAnswers, WatchedAnswer, WatchRules
 from outrider.router.dial import Dial, ScoreBand, Setting
 from outrider.router.scorer import QualityEstimate, RouterScorer
-from outrider.router.words import CascadeMode
-from outrider.router.words import Tier as Tier
+from outrider.router.watch import Stages, UntrainedAnswers, WatchedAnswer, WatchPlan, WatchRules
+from outrider.router.words import WatchMode
+from outrider.verifier.params import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class Route:
     """Destination of a request, and the reason.
 
     `band` and `threshold`: what `quality` was compared with. If `band` is None, the request went to
-    the small tier when `quality >= threshold`. A cascade's watch uses the same `threshold`.
+    the small tier when `quality >= threshold`. Its watch uses the same `threshold`.
     """
 
     tier: Tier
@@ -31,7 +31,7 @@ class Route:
     """Text qualities between which the small model begins under watch."""
     stage: Stage | None = None
     """The last stage to decide."""
-    cascade: CascadePlan | None = None
+    watch: WatchPlan | None = None
     is_own: bool = False
     """The server's setting decided, not one of the request."""
 
@@ -91,10 +91,10 @@ class FixedPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CascadeOptions:
+class WatchOptions:
     """Options for watching small answers; `[routing]` in the settings has the same names."""
 
-    mode: CascadeMode = "auto"
+    mode: WatchMode = "auto"
     """auto follows the calibration, always watches every request for `auto`."""
     hold_back_tokens: int = 16
     hold_back_s: float | None = 0.25
@@ -122,7 +122,7 @@ class TrainedPolicy:
     """Called for every request, so that an autopilot may change it."""
     dial: Dial | None = None
     """The router's calibration; None for a router that has labels only."""
-    cascade: CascadeOptions = field(default_factory=CascadeOptions)
+    watch: WatchOptions = field(default_factory=WatchOptions)
     on_verdict: Callable[[WatchVerdict], None] | None = None
     """Called with the watch's verdict on answers of requests without constraints of their own."""
     otherwise: RoutePolicy | None = None
@@ -133,7 +133,7 @@ class TrainedPolicy:
         """Estimate, compare, explain; abstain where the prompt is unlike the training."""
         familiar = None if self.otherwise is None else self.scorer.estimate_familiar(text)
         if familiar is None and self.otherwise is not None:
-            may_watch = constraints.may_watch and self.cascade.mode != "off"
+            may_watch = constraints.may_watch and self.watch.mode != "off"
             return self.otherwise.route(text, replace(constraints, may_watch=may_watch))
         estimate = familiar or self.scorer.estimate(text)
         setting = self._effective(constraints)
@@ -165,11 +165,11 @@ class TrainedPolicy:
                     "the router has no calibration table; `outrider router calibrate` makes one"
                 )
             setting = self.dial.at_quality(constraints.min_quality)
-        may_watch = constraints.may_watch and self.cascade.mode != "off"
+        may_watch = constraints.may_watch and self.watch.mode != "off"
         if not may_watch:
             text_only = Setting(threshold=setting.threshold, strong_share=setting.strong_share)
             setting = text_only if self.dial is None else self.dial.by_text(setting)
-        elif self.cascade.mode == "always" or (setting.band is None and self._stage == "prompt"):
+        elif self.watch.mode == "always" or (setting.band is None and self._stage == "prompt"):
             setting = Setting(
                 threshold=setting.threshold,
                 band=(0.0, ALWAYS_LARGE),
@@ -214,7 +214,7 @@ class TrainedPolicy:
             threshold=setting.threshold,
             band=band,
             stage="text" if plan is None else self._last_stage,
-            cascade=plan,
+            watch=plan,
             is_own=_is_own(constraints),
         )
 
@@ -229,8 +229,8 @@ class TrainedPolicy:
         setting: Setting,
         band: ScoreBand,
         constraints: RouteConstraints,
-    ) -> CascadePlan:
-        options = self.cascade
+    ) -> WatchPlan:
+        options = self.watch
         is_whole = constraints.is_whole and options.judge_whole
         rules = WatchRules(
             threshold=setting.threshold,
@@ -252,7 +252,7 @@ class TrainedPolicy:
                     WatchVerdict(quality=quality, confidence=confidence, is_escalated=is_escalated)
                 )
 
-        return CascadePlan(
+        return WatchPlan(
             new_watch=lambda: WatchedAnswer(stages, rules, estimate, on_verdict),
             hold_back_s=None if is_whole else constraints.hold_back_s or options.hold_back_s,
             hold_back_tokens=rules.hold_back_tokens,
@@ -278,27 +278,6 @@ def _reason(what: str, figures: str, tier: Tier, constraints: RouteConstraints) 
         moves = "stays on" if constraints.current == tier else "moves to"
         what = f"conversation {moves} {tier}, {what}"
     return f"router: {what} {figures}"
-
-
-def load_policy(
-    path: Path | None,
-    *,
-    tiers: Sequence[Tier] = ("small", "large"),
-    threshold: float | None = None,
-) -> RoutePolicy:
-    """The policy for the loaded tiers and a router's folder (None: none is configured).
-
-    `threshold` overrides the one that was chosen in training. Without a router the large tier
-    answers: quality before cost. Raises ValueError if no tier is loaded or the threshold is out of
-    range, and RouterFileError if the folder is not a router.
-    """
-    fixed = fixed_policy(path, tiers)
-    if fixed is not None or path is None:
-        return fixed or FixedPolicy("large")
-    scorer = RouterScorer.load(path)
-    setting = own_setting(scorer, threshold)
-    dial = None if scorer.calibration is None else Dial(scorer.calibration)
-    return TrainedPolicy(scorer=scorer, current_setting=lambda: setting, dial=dial)
 
 
 def fixed_policy(path: Path | None, tiers: Sequence[Tier]) -> FixedPolicy | None:

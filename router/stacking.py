@@ -71,7 +71,7 @@ class StageData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Head:
+class StageHead:
     """One tier: the fitted classifier and the linear layer [num_inputs] that it amounts to."""
 
     classifier: ClassifierMixin
@@ -83,7 +83,7 @@ class Head:
 class FittedStage:
     """One head a tier, and calibrated probabilities from models that have not seen the row."""
 
-    heads: Sequence[Head]
+    heads: Sequence[StageHead]
     held_out: FloatRows
     """[num_heads, num_rows]."""
     inverse_penalty: float
@@ -272,10 +272,10 @@ def _held_out(data: StageData, scores: FloatRows, penalty: float) -> FloatRows:
     return probabilities
 
 
-def _fit_head(data: StageData, scores: FloatRows, penalty: float) -> Head:
+def _fit_head(data: StageData, scores: FloatRows, penalty: float) -> StageHead:
     if is_one_sided(scores):
         prior = _laplace(scores)
-        return Head(
+        return StageHead(
             classifier=ConstantClassifier(prior).fit(data.inputs, scores),
             weight=np.zeros(data.inputs.shape[1]),
             bias=float(np.log(prior / (1.0 - prior))),
@@ -290,7 +290,7 @@ def _fit_head(data: StageData, scores: FloatRows, penalty: float) -> Head:
     (fitted,) = model.calibrated_classifiers_
     (platt,) = fitted.calibrators
     # P = 1 / (1 + exp(a * (weight @ x + bias) + b)), so the logit is linear in x.
-    return Head(
+    return StageHead(
         classifier=model,
         weight=-platt.a_ * fitted.estimator.coef_[0],
         bias=float(-(platt.a_ * fitted.estimator.intercept_[0] + platt.b_)),

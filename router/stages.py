@@ -13,7 +13,7 @@ def stage_rows(
 ) -> StageRows:
     """The router's qualities of the data's prompts, stage by stage as far as both know them.
 
-    The answer stage sees the first `hold_back_tokens` log-probabilities, as the streaming cascade
+    The answer stage sees the first `hold_back_tokens` log-probabilities, as a watch
     does, or whole answers with None. Rows that the router was trained on flatter it. Without labels
     the large model is never wrong. Raises ValueError for `hold_back_tokens` below 1.
     """

@@ -155,7 +155,7 @@ class SamplingRule:
         self._is_counting = bool(self._presence or self._frequency or self._is_scaling)
         self._num_read = 0
         self._counts: dict[int, int] = {}  # in the answer
-        self._places: dict[int, int] = {}  # the column of each token that is concerned
+        self._column_of_token: dict[int, int] = {}  # the column of each token that is concerned
         # Per column, [capacity]: the token, and what the text so far does to its logit.
         self._columns = np.empty(_FIRST_CAPACITY, dtype=np.int64)
         self._shifts = np.empty(_FIRST_CAPACITY, dtype=np.float32)
@@ -178,7 +178,7 @@ class SamplingRule:
     ) -> None:
         """Add what changes in the rows from `first_row` on, behind `token_ids + paths[i]`."""
         self._read(token_ids)
-        num_known = len(self._places)
+        num_known = len(self._column_of_token)
         if num_known:
             edits.add_block(
                 range(first_row, first_row + len(paths)),
@@ -234,33 +234,33 @@ class SamplingRule:
         if self._is_counting:
             for token in token_ids[self._num_read :]:
                 count = self._counts[token] = self._counts.get(token, 0) + 1
-                place = self._place(token)
-                self._shifts[place] = self._shift(token, count)
-                self._factors[place] = self._repetition
+                column = self._column(token)
+                self._shifts[column] = self._shift(token, count)
+                self._factors[column] = self._repetition
         self._num_read = len(token_ids)
 
     def _restart(self, prompt: SequenceOf[int]) -> None:
         """Forget the answer; begin with the biases and what the prompt repeats."""
         self._num_read = len(prompt)
-        self._counts, self._places = {}, {}
+        self._counts, self._column_of_token = {}, {}
         for token in self._bias:
-            self._place(token)
+            self._column(token)
         if self._is_scaling:
             for token in set(prompt):
-                place = self._place(token)
-                self._factors[place] = self._repetition
+                column = self._column(token)
+                self._factors[column] = self._repetition
 
-    def _place(self, token: int) -> int:
+    def _column(self, token: int) -> int:
         """The token's column; a new one has its bias and no more."""
-        place = self._places.get(token)
-        if place is not None:
-            return place
-        place = self._places[token] = len(self._places)
-        if place == len(self._columns):
-            self._columns = np.resize(self._columns, 2 * place)
-            self._shifts = np.resize(self._shifts, 2 * place)
-            self._factors = np.resize(self._factors, 2 * place)
-        self._columns[place] = token
-        self._shifts[place] = self._shift(token, 0)
-        self._factors[place] = 1.0
-        return place
+        column = self._column_of_token.get(token)
+        if column is not None:
+            return column
+        column = self._column_of_token[token] = len(self._column_of_token)
+        if column == len(self._columns):
+            self._columns = np.resize(self._columns, 2 * column)
+            self._shifts = np.resize(self._shifts, 2 * column)
+            self._factors = np.resize(self._factors, 2 * column)
+        self._columns[column] = token
+        self._shifts[column] = self._shift(token, 0)
+        self._factors[column] = 1.0
+        return column

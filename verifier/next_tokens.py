@@ -46,7 +46,7 @@ class NextRow:
     """
 
     sequence: JudgedSequence
-    rivals: SequenceNoise | None = None
+    rival_noise: SequenceNoise | None = None
     """The noise under which the likeliest tokens are named; None: they are not."""
 
 
@@ -56,7 +56,7 @@ class NextToken:
 
     token_id: int
     candidates: list[tuple[int, float]]
-    """With `rivals`, (token id, chance) of it and of the likeliest under them."""
+    """With `rival_noise`, (token id, chance) of it and of the likeliest under them."""
     logprobs: tuple[TokenLogprobs, ...]
     """One entry, or none."""
 
@@ -67,10 +67,10 @@ def next_tokens(rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
     `logits`: float32 [num_rows, vocab_size].
     """
     groups = [_group(row.sequence, None) for row in rows]
-    ranked = [number for number, row in enumerate(rows) if row.rivals is not None]
+    ranked = [number for number, row in enumerate(rows) if row.rival_noise is not None]
     wanted = [row.sequence.sampling.num_logprobs for row in rows]
     reported = [number for number, count in enumerate(wanted) if count is not None]
-    rivals = [_group(rows[number].sequence, rows[number].rivals) for number in ranked]
+    rivals = [_group(rows[number].sequence, rows[number].rival_noise) for number in ranked]
     processed = process_logits(logits, groups)
     indices = [np.array(numbers, dtype=np.int64) for numbers in (ranked, reported)]
     if uses_triton(logits):

@@ -40,7 +40,7 @@ from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.fleet.pool import EnginePool
-from outrider.gateway.engines.fleet.replica import Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica
 from outrider.verifier.params import TIERS, SamplingParams, Tier
 
 _NUM_REQUESTS = 32
@@ -80,9 +80,9 @@ def _engine(models: Models) -> Engine:
     return Engine(runners=runners, drafter=drafter)
 
 
-def _replica(name: str, models: Models) -> tuple[Replica, _EndingEngine]:
+def _replica(name: str, models: Models) -> tuple[EngineReplica, _EndingEngine]:
     ending = _EndingEngine(_engine(models))
-    return Replica(name, InProcessEngineClient(lambda _: ending)), ending
+    return EngineReplica(name, InProcessEngineClient(lambda _: ending)), ending
 
 
 def _requests(seed: int) -> list[EngineRequest]:

@@ -52,7 +52,7 @@ from outrider.gateway.engines.backends.supervised_client import ReconnectPolicy
 from outrider.gateway.engines.fleet.block_index import BlockIndex
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.pool import EnginePool
-from outrider.gateway.engines.fleet.replica import Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica
 from outrider.verifier.params import SamplingParams
 
 _FIRST_GOAL_S: Final = 0.3e-3
@@ -108,7 +108,7 @@ def pool_over(endpoint: str, keys: FleetKeys) -> EnginePool:
     """Return a pool as `outrider serve --engines` has it, over one replica."""
     index = BlockIndex()
     client = RemoteEngineClient(endpoint, keys, policy=ReconnectPolicy(resume_within_s=0))
-    member = Replica(endpoint, client, index_lane=index.add_lane(), process=client)
+    member = EngineReplica(endpoint, client, index_lane=index.add_lane(), process=client)
     tiers = {"large": replace(StampedEngine(0.0).info().tiers["large"], block_size=16)}
     return EnginePool([member], CacheAware(index, tiers=tiers))  # type: ignore[arg-type]
 

@@ -74,8 +74,8 @@ from outrider.draft.training.tasks.files import distinct_tasks
 from outrider.engine.request import EngineRequest
 from outrider.gateway.settings.tree import bundled_pair
 from outrider.router.calibration import ALWAYS_LARGE
-from outrider.router.cascade import AnswerWatch, Stages, UntrainedAnswers, WatchedAnswer, WatchRules
 from outrider.router.scorer import RouterScorer
+from outrider.router.watch import AnswerWatch, Stages, UntrainedAnswers, WatchedAnswer, WatchRules
 from outrider.verifier.params import Tier
 
 HOLD_BACK_TOKENS = 16
@@ -175,9 +175,9 @@ def first_tokens(
         num_rounds=arguments.ttft_rounds,
         description="first token",
     )
-    small, cascade = (turns.by_case[name] for name in ("always small", "cascade"))
+    small, watch = (turns.by_case[name] for name in ("always small", "cascade"))
     pairs = [
-        list(zip(ours, theirs, strict=True)) for ours, theirs in zip(cascade, small, strict=True)
+        list(zip(ours, theirs, strict=True)) for ours, theirs in zip(watch, small, strict=True)
     ]
     added = [[ours.wall_s - theirs.wall_s for ours, theirs in rounds] for rounds in pairs]
     held_s = float(np.median([turn.decode_s for turn in turns.all_of("cascade")]))

@@ -51,14 +51,16 @@ from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings.tree import bundled_pair, load_settings
 from outrider.gateway.wiring.build import build_parts
 from outrider.gateway.wiring.serving import background_gateway
+from outrider.router.costs import TypicalRequest
+from outrider.router.loading import RoutingOptions, load_router
 from outrider.router.policy import (
-    CascadeOptions,
     RoutePolicy,
     TrainedPolicy,
-    load_policy,
+    WatchOptions,
     own_setting,
 )
 from outrider.router.scorer import RouterScorer
+from outrider.verifier.params import TIERS
 
 LENGTHS = (100, 500, 2_000, 10_000, 100_000)
 _BOUND_LENGTH = 2_000
@@ -208,14 +210,14 @@ def measure_judging(
         return None
     setting = own_setting(scorer)
     policy = TrainedPolicy(
-        scorer=scorer, current_setting=lambda: setting, cascade=CascadeOptions(mode="always")
+        scorer=scorer, current_setting=lambda: setting, watch=WatchOptions(mode="always")
     )
     rng = random.Random(0)
     on_prompt: list[float] = []
     on_tokens: list[float] = []
     for _ in range(rounds):
         for text in texts:
-            plan = policy.route(text).cascade
+            plan = policy.route(text).watch
             assert plan is not None, "every prompt is watched"
             watch = plan.new_watch()
             hidden = tuple(rng.gauss(0.0, 1.0) for _ in range(scorer.hidden_size))
@@ -305,7 +307,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     prompts = load_prompts("tasks", tokenizer, num_prompts=200, seed=arguments.seed)
     pieces = [prompt.messages[-1]["content"] for prompt in prompts]
     texts = make_texts(pieces, LENGTHS, _TEXTS_PER_LENGTH)
-    alone = measure_alone(load_policy(arguments.router), texts, arguments.rounds)
+    loaded = load_router(arguments.router, TIERS, RoutingOptions(), TypicalRequest())
+    alone = measure_alone(loaded.policy, texts, arguments.rounds)
     judging = measure_judging(RouterScorer.load(arguments.router), pieces[:20], arguments.rounds)
     passes = count_passes(arguments, arguments.num_prompts)
     in_gateway, load = measure_in_gateway(arguments, texts, pieces)

@@ -298,7 +298,7 @@ def judge(
         num_resamples=arguments.resamples,
     )
     within = {stage: least_share(known_by(rows, stage), _MARGIN) for stage in rows.stages}
-    cascade = outcomes.get(names_of(["answer"])["answer"])
+    watch = outcomes.get(names_of(["answer"])["answer"])
     probe, best = report.stages.get("prompt"), within[rows.stages[-1]]
     results = {
         "curves": {name: curve(known_by(rows, stage), prices) for name, stage in stages.items()},
@@ -318,9 +318,9 @@ def judge(
         },
         "within_one_point": within,
         "cascade_gain_at_equal_cost": {
-            stage: gain_at_equal_cost(cascade, known_by(rows, stage), prices)
+            stage: gain_at_equal_cost(watch, known_by(rows, stage), prices)
             for stage in rows.stages
-            if cascade is not None and stage != "answer"
+            if watch is not None and stage != "answer"
         },
         "goals": {
             "probe_apgr": _GOAL_PROBE_APGR,

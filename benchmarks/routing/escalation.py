@@ -17,7 +17,7 @@ from outrider.engine.events import (
     TokensEmitted,
 )
 from outrider.engine.request import EngineRequest
-from outrider.router.cascade import AnswerWatch
+from outrider.router.watch import AnswerWatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

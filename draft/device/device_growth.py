@@ -20,13 +20,13 @@ from outrider.draft.host_growth import HostGrowth
 from outrider.draft.lessons import Lessons
 from outrider.draft.node_selection import least_chance, select_nodes, weighted_probs
 from outrider.draft.trees.grown_trees import GrownTrees
-from outrider.draft.trees.guess_tree import MAX_TREE_SLOTS
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.level_graphs import RecordedTrees
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import DraftLogits, DraftModel, DraftPass, Proposal, Trees
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.trees.forest import Forest, HostForest, path_moves, reserve_trees, slot_table
+from outrider.kernels.tree_bounds import MAX_TREE_NODES
 from outrider.kernels.upload import upload
 from outrider.verifier.verdict import ForestVerdicts
 
@@ -219,7 +219,7 @@ class DeviceGrowth:
         """Count the levels behind the roots' that are worth their time."""
         config, block = self._config, self._model.block
         if block is not None:  # they take next to none
-            return min(block.num_depths, MAX_TREE_SLOTS // config.max_frontier) - 1
+            return min(block.num_depths, MAX_TREE_NODES // config.max_frontier) - 1
         return num_levels(
             growers,
             step,

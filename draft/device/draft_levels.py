@@ -10,8 +10,8 @@ from outrider.draft.guesses.head_texts import Head
 from outrider.engine.passes.level_graphs import LevelConfig
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import DraftModel
+from outrider.kernels.tree_bounds import MAX_TREE_NODES
 from outrider.kernels.trees.initial_trees import capacity_for
-from outrider.kernels.trees.tree_state import MAX_TREE_SLOTS
 from outrider.verifier.token_tree import RECALLED_BIT
 
 
@@ -49,7 +49,7 @@ def level_config(
     if token_ids is None:  # the same ids, as far as both models know them
         vocab_size = min(vocab_size, target_vocab_size)
     branching = min(config.max_branching, MAX_BRANCHING, vocab_size)
-    num_levels = min(max(config.max_draft_depth - 1, 0), (MAX_TREE_SLOTS - 1) // width)
+    num_levels = min(max(config.max_draft_depth - 1, 0), (MAX_TREE_NODES - 1) // width)
     return LevelConfig(
         width=width,
         branching=branching,

@@ -70,7 +70,7 @@ class TextGuesses:
         if grammar is None or "grammar" not in draft.sources:
             return
         for node in nodes if draft.sequence.failure is None else ():
-            depth, path_prob = tree.place_of(node)
+            depth, path_prob = tree.depth_and_chance(node)
             limit = draft.max_text_depth - depth
             if limit > 0 and path_prob >= _WORTH_FORCING:
                 with OwnFailure(draft.sequence):

@@ -29,7 +29,7 @@ from outrider.kernels.layers.row_invariant_ops import softcap
 from outrider.kernels.triton_support import is_automatic, uses_triton
 
 
-class Entry(Protocol):
+class HeadEntry(Protocol):
     """What stands in front of a head's layers."""
 
     def features_of_taps(self, taps: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ class DecoderHead(HeadBase):
     """
 
     def __init__(
-        self, parts: HeadParts, *, entry: Entry, feeds_normed: bool, qkv_width: int
+        self, parts: HeadParts, *, entry: HeadEntry, feeds_normed: bool, qkv_width: int
     ) -> None:
         """`entry`: in front of the layers; `qkv_width`: what it gives the first one's attention."""
         self._entry = entry

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-SUFFIXES: Final = (".jsonl", ".ndjson", ".csv", ".txt")
+_JSON_LINES: Final = (
+    'a JSON object a line, such as {"prompt": "What is 17 + 25?"} or {"messages": [...]}'
+)
+_CONTENTS: Final = {
+    ".jsonl": _JSON_LINES,
+    ".ndjson": _JSON_LINES,
+    ".csv": "a line of column names, such as prompt,answer, and a row for each prompt",
+    ".txt": "a prompt a line",
+}
+SUFFIXES: Final = tuple(_CONTENTS)
 _ANSWER_FIELDS: Final = ("answer", "completion", "response")
 
 
@@ -43,13 +52,10 @@ def read_prompts(path: Path) -> list[PromptRow]:
         raise PromptDataError(f"{path}: the name must end in one of {', '.join(SUFFIXES)}")
     try:
         rows = [_prompt_row(row, place) for place, row in reader(path)]
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PromptDataError(f"{path}: {error}") from error
     if not rows:
-        raise PromptDataError(
-            f"{path} is empty; write a JSON object a line, such as "
-            '{"prompt": "What is 17 + 25?"} or {"messages": [...]}'
-        )
+        raise PromptDataError(f"{path} is empty; write {_CONTENTS[path.suffix.lower()]}")
     return rows
 
 
@@ -60,14 +66,14 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             place = f"{path}, line {number}"
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise PromptDataError(f"{place}: not JSON ({error})") from error
             if not isinstance(row, dict):
                 raise PromptDataError(f"{place}: must be a JSON object")

@@ -20,8 +20,9 @@ from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
 from outrider.engine.sequences.sequence import Candidates
-from outrider.kernels.cpu.tree_library import MASK_WORDS, TREE_SLOTS, TreeLibrary, TreeStruct
+from outrider.kernels.cpu.tree_library import TreeLibrary, TreeStruct
 from outrider.kernels.sampling.likeliest import Likeliest
+from outrider.kernels.tree_bounds import MASK_WORDS, MAX_TREE_NODES
 from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
 
 _MASK_BYTES = 8 * MASK_WORDS
@@ -55,8 +56,8 @@ class CompiledTree(TreeStruct, GuessTree):
 
         Raises ValueError where it may have more nodes than a mask has bits, and MemoryError.
         """
-        if max_nodes > TREE_SLOTS:
-            raise ValueError(f"max_nodes={max_nodes} must be at most {TREE_SLOTS}")
+        if max_nodes > MAX_TREE_NODES:
+            raise ValueError(f"max_nodes={max_nodes} must be at most {MAX_TREE_NODES}")
         tree = cls.from_buffer_copy(_EMPTY)
         tree.library, tree.address, tree.kept_logits = library, ctypes.addressof(tree), {}
         tree.root_token_id, tree.root_slot = root_token_id, root_slot
@@ -112,7 +113,7 @@ class CompiledTree(TreeStruct, GuessTree):
             raise KeyError("a token of the answer is not among its own candidates")
 
     def grow(self, children: list[list[tuple[int, float]]]) -> list[int]:
-        """Add the small model's children of the frontier; see `GrowingTree.grow`."""
+        """Add the drafting model's children of the frontier; see `GrowingTree.grow`."""
         if len(children) != self.num_frontier:
             raise ValueError(f"children of {len(children)} nodes, not {self.num_frontier}")
         first_new = self.num_candidates
@@ -134,7 +135,7 @@ class CompiledTree(TreeStruct, GuessTree):
     # ---- the next level --------------------------------------------------------------------
 
     def choose_frontier(self, *, max_frontier: int, min_path_prob: float) -> float | None:
-        """Pick the nodes at which the small model could add most; see `GrowingTree`."""
+        """Pick the nodes at which the drafting model could add most; see `GrowingTree`."""
         ((_, gain),) = choose_frontiers(
             [self], max_frontier=max_frontier, min_path_prob=min_path_prob
         )
@@ -217,7 +218,7 @@ class CompiledTree(TreeStruct, GuessTree):
         """The candidate above each frontier node."""
         return [self.memory[node].parent for node in self.frontier]
 
-    def place_of(self, node: int) -> tuple[int, float]:
+    def depth_and_chance(self, node: int) -> tuple[int, float]:
         """Return a candidate's depth and path probability."""
         candidate = self.memory[node]
         return candidate.depth, candidate.path_prob

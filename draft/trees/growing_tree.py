@@ -12,11 +12,12 @@ from torch import Tensor
 
 from outrider.draft.budget.budget import MOST_BELIEVED
 from outrider.draft.budget.calibration import MODEL_SILENT, Calibrate, as_confident
-from outrider.draft.trees.guess_tree import MAX_TREE_SLOTS, GuessTree
+from outrider.draft.trees.guess_tree import GuessTree
 from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
 from outrider.engine.sequences.sequence import Candidates
+from outrider.kernels.tree_bounds import MAX_TREE_NODES
 from outrider.verifier.token_tree import SOURCE_BIT
 
 # A text's chain may have to be computed before the model can go on behind it.
@@ -106,7 +107,7 @@ class GrowingTree(GuessTree):
         self._multiply_down(node)
 
     def grow(self, children: list[list[tuple[int, float]]]) -> list[int]:
-        """Add the small model's children of the frontier: per node (token id, confidence).
+        """Add the drafting model's children of the frontier: per node (token id, confidence).
 
         Returns the candidates that were not there before.
         """
@@ -186,7 +187,7 @@ class GrowingTree(GuessTree):
     # ---- the next level --------------------------------------------------------------------
 
     def choose_frontier(self, *, max_frontier: int, min_path_prob: float) -> float | None:
-        """Pick the nodes at which the small model could add most.
+        """Pick the nodes at which the drafting model could add most.
 
         That is the chance that the text gets there and that it then goes on in none of the ways
         already guessed. Returns the sum of these chances; None, and the frontier stays empty,
@@ -194,7 +195,7 @@ class GrowingTree(GuessTree):
         """
         if self.num_passes >= self.max_depth:
             return None
-        limit = min(max_frontier * _ROWS_PER_TARGET, MAX_TREE_SLOTS - self.num_slots)
+        limit = min(max_frontier * _ROWS_PER_TARGET, MAX_TREE_NODES - self.num_slots)
         gains: list[float] = []
         for negative, node in self._worthy(min_path_prob)[:max_frontier]:
             missing = self._missing(node)

@@ -9,9 +9,6 @@ from outrider.draft.budget.calibration import RequestCalibration
 from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.verifier.token_tree import RECALLED_BIT, TokenTree
 
-# Bits of the attention kernels' ancestor masks.
-MAX_TREE_SLOTS = 256
-
 
 class JudgedGuess(NamedTuple):
     """A guess whose parent was accepted, and whether it was right."""
@@ -32,7 +29,7 @@ class GuessTree:
     """The root's logical slot and position."""
     max_nodes: int
     max_depth: int
-    """Bounds what the small model adds."""
+    """Bounds what the drafting model adds."""
     keeps_logits: bool
     """True if `kept_logits` is filled."""
     model_bit: int
@@ -45,7 +42,7 @@ class GuessTree:
     num_slots: int
     """Draft slots in use, the root's included."""
     num_passes: int
-    """Small passes that computed the slots: at most `max_depth`."""
+    """Passes of the drafting model that computed the slots: at most `max_depth`."""
     kept_logits: dict[int, Tensor]
     """The logits of computed candidates."""
 
@@ -76,7 +73,7 @@ class GuessTree:
         """The tokens from below the root down to each frontier node."""
         return [self.path(node) for node in self.frontier]
 
-    def place_of(self, node: int) -> tuple[int, float]:
+    def depth_and_chance(self, node: int) -> tuple[int, float]:
         """Return a candidate's depth and path probability."""
         candidate = self.candidates[node]
         return candidate.depth, candidate.path_prob

@@ -29,13 +29,12 @@ class TreeCandidate:
     covered: float = 0.0
     """The sum of its children's edge probabilities."""
     is_expanded: bool = False
-    """The small model has named its children."""
+    """The drafting model has named its children."""
     is_forced: bool = False
     """A grammar leaves one child only."""
     is_recalled: bool = False
     """A retracted answer has it."""
     offset: int | None = None
-    """Its place behind the root's slot in the draft view; None until the small model has computed
-    it."""
+    """Its slot less the root's, in the drafting model's cache; None until that has computed it."""
     mask: int = 0
-    """The slots that it sees (bit 0 is the root); 0 until the small model has computed it."""
+    """The slots that it sees (bit 0 is the root); 0 until the drafting model has computed it."""

@@ -11,7 +11,7 @@ from outrider.engine.cache.block_pool import (
     chain_hash,
     prefix_hashes,
 )
-from outrider.engine.cache.recurrent_lines import TREE_SLOTS, RecurrentLine, RecurrentPool
+from outrider.engine.cache.recurrent_lines import LINE_TREE_ROWS, RecurrentLine, RecurrentPool
 
 if TYPE_CHECKING:  # it loads torch, which the queue does without
     from outrider.kernels.layers.lora import LoraWeights
@@ -252,7 +252,7 @@ class KVView:
     @property
     def num_tree_slots(self) -> int:
         """Slots that a tree may have, its root's included."""
-        return sys.maxsize if self.line is None else TREE_SLOTS
+        return sys.maxsize if self.line is None else LINE_TREE_ROWS
 
     def _keep(self, num_blocks: int) -> None:
         """Give back the blocks behind the first `num_blocks`."""

@@ -13,9 +13,9 @@ from outrider.engine.cache.block_pool import BlockHash, BlockPool
 
 BOUNDARY: Final = 64
 """Tokens between two states of a sequence."""
-TREE_SLOTS: Final = 128
+LINE_TREE_ROWS: Final = 128
 """Rows of a sequence's tree that its line has room for, the root included."""
-LINE_ROWS: Final = BOUNDARY + TREE_SLOTS
+LINE_ROWS: Final = BOUNDARY + LINE_TREE_ROWS
 _ZERO_STATE = 0
 _CHECKPOINT_SHARE = 0.1
 """The share of the memory for keys and values."""

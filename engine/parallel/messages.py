@@ -56,7 +56,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RankFailed:
     """A rank ends."""
 
     text: str
@@ -173,7 +173,9 @@ class ChangeWindow:
     copies: list[tuple[int, int]]
 
 
-Command = AddAdapter | MeasureRoom | RunPass | CopyBlocks | MoveSlots | MoveOnDevice | ChangeWindow
+RankCommand = (
+    AddAdapter | MeasureRoom | RunPass | CopyBlocks | MoveSlots | MoveOnDevice | ChangeWindow
+)
 
 
 class SentViews:

@@ -27,12 +27,12 @@ from outrider.engine.parallel.messages import (
     AddAdapter,
     ChangeWindow,
     CopyBlocks,
-    Failed,
     Loaded,
     MeasureRoom,
     MoveOnDevice,
     MoveSlots,
     OpenCache,
+    RankFailed,
     RankSpec,
     Room,
     RunPass,
@@ -71,7 +71,7 @@ def main() -> None:
             logger.exception("rank failed")
         text = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
         is_unsupported = isinstance(error, UnsupportedModelError)
-        connection.send(Failed(text, is_unsupported=is_unsupported))
+        connection.send(RankFailed(text, is_unsupported=is_unsupported))
         status = _EXIT_REPORTED
     sys.stderr.flush()
     os._exit(status)

@@ -24,12 +24,12 @@ from outrider.engine.model.protocol import CausalModel
 from outrider.engine.model.shard import Shard
 from outrider.engine.parallel.collectives import TorchCollectives
 from outrider.engine.parallel.messages import (
-    Command,
-    Failed,
     Loaded,
     MeasureRoom,
     ModelSource,
     OpenCache,
+    RankCommand,
+    RankFailed,
     RankSpec,
     Room,
 )
@@ -102,7 +102,7 @@ class Ranks:
                 self._has_ended.wait(_NOTICE_S)
                 self.check()
                 raise RankLostError(f"rank {other.rank} of {self._count} did not load its part")
-            if isinstance(loaded, Failed):
+            if isinstance(loaded, RankFailed):
                 kind = UnsupportedModelError if loaded.is_unsupported else EngineError
                 raise kind(f"rank {other.rank} of {self._count}: {loaded.text}")
             if loaded.numerics != model.numerics:
@@ -131,11 +131,11 @@ class Ranks:
 
     # ---- work ------------------------------------------------------------------------------
 
-    def send(self, command: Command) -> None:
+    def send(self, command: RankCommand) -> None:
         """Tell the others what to do next. Raises OSError for one that is gone."""
         self._send(command)
 
-    def send_each(self, commands: Iterable[Command]) -> None:
+    def send_each(self, commands: Iterable[RankCommand]) -> None:
         """Tell each of the others something of its own, in their order; as `send`."""
         for other, command in zip(self._others, commands, strict=False):
             other.connection.send_bytes(pickle.dumps(command, pickle.HIGHEST_PROTOCOL))
@@ -205,10 +205,10 @@ class _Other:
         with suppress(OSError):  # the watch will say why
             self.connection.send(spec)
 
-    def wait_loaded(self) -> Loaded | Failed | None:
+    def wait_loaded(self) -> Loaded | RankFailed | None:
         """Wait for what the process says once it has loaded; None where it ended before."""
         try:
-            said: Loaded | Failed = self.connection.recv()
+            said: Loaded | RankFailed = self.connection.recv()
         except (EOFError, OSError):
             return None
         self._is_loaded = isinstance(said, Loaded)
@@ -217,10 +217,10 @@ class _Other:
     def room(self) -> int | None:
         """Wait for the free bytes of its GPU. Raises OSError where it ended."""
         try:
-            said: Room | Failed = self.connection.recv()
+            said: Room | RankFailed = self.connection.recv()
         except EOFError:
             raise OSError(f"rank {self.rank} ended") from None
-        if isinstance(said, Failed):
+        if isinstance(said, RankFailed):
             raise EngineError(f"rank {self.rank}: {said.text}")
         return said.free_bytes
 

@@ -16,11 +16,11 @@ from outrider.engine.model.shared_vocabulary import PickedRows
 from outrider.engine.parallel.messages import (
     AddAdapter,
     ChangeWindow,
-    Command,
     CopyBlocks,
     MoveOnDevice,
     MoveSlots,
     OpenCache,
+    RankCommand,
     SentViews,
 )
 from outrider.engine.parallel.ranks import Ranks
@@ -147,7 +147,7 @@ class SharedMoves(CacheMoves):
             super().change_window(changes, copies)
 
     @contextmanager
-    def _sending(self, command: Command | None) -> Iterator[None]:
+    def _sending(self, command: RankCommand | None) -> Iterator[None]:
         with self._ranks.watched():
             if command is not None:
                 self._ranks.send(command)

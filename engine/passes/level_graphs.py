@@ -33,15 +33,14 @@ from outrider.engine.passes.tile_plans import TilePlanner, prepare_plan
 from outrider.kernels.attention.attention_tiles import TilePlan
 from outrider.kernels.attention.stage_rows import PassInputs, stage_rows
 from outrider.kernels.sampling.sample import SamplingTable, top_tokens
+from outrider.kernels.tree_bounds import MASK_WORDS, MAX_TREE_NODES
 from outrider.kernels.trees.choose_frontier import choose_frontier
 from outrider.kernels.trees.expand_tree import EdgeTable, expand_tree
 from outrider.kernels.trees.initial_trees import InitialTree, init_trees, padding_tree, write_trees
 from outrider.kernels.trees.parent_rows import keep_rows, parent_rows
 from outrider.kernels.trees.tree_state import (
     MAX_CAPACITY,
-    MAX_TREE_SLOTS,
     NUM_FIELDS,
-    NUM_WORDS,
     TreeState,
     number,
 )
@@ -234,7 +233,7 @@ class LevelGraphs:
         sampling = SamplingTable(
             parameters=torch.zeros((4, num_trees), dtype=torch.int32, device=device),
             noise_keys=torch.zeros(
-                (num_trees, MAX_TREE_SLOTS, 2), dtype=torch.int32, device=device
+                (num_trees, MAX_TREE_NODES, 2), dtype=torch.int32, device=device
             ),
             has_sampled=True,  # greedy rows stay greedy
             has_truncation=truncates,
@@ -326,7 +325,7 @@ class LevelGraphs:
             captured is None
             or num_levels > config.max_levels
             or capacity > config.capacity
-            or sampling.num_depths > MAX_TREE_SLOTS
+            or sampling.num_depths > MAX_TREE_NODES
             or num_block_ids > self.max_block_ids
             or any(view.adapter is not None for view in views)
         ):
@@ -364,6 +363,6 @@ def estimate_level_bytes(dtype: torch.dtype, *, feature_size: int = 0) -> int:
     The graphs, block tables, trees at the largest capacity, and what a head's rows gave.
     """
     most = TREE_COUNTS[-1]
-    trees = most * MAX_CAPACITY * (number(NUM_FIELDS) * 4 + NUM_WORDS * 8)
-    hidden = most * MAX_TREE_SLOTS * feature_size * dtype.itemsize
+    trees = most * MAX_CAPACITY * (number(NUM_FIELDS) * 4 + MASK_WORDS * 8)
+    hidden = most * MAX_TREE_NODES * feature_size * dtype.itemsize
     return 2 * len(TREE_COUNTS) * BYTES_PER_GRAPH + MAX_BLOCK_IDS * 4 + trees + hidden

@@ -21,9 +21,9 @@ from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.device_rows import DeviceRows
 from outrider.engine.passes.flat_rows import ForwardSlice, number_adapters
 from outrider.kernels.arrays import Ints32, Ints64
-from outrider.kernels.attention.attention_tiles import MAX_TREE_NODES
-from outrider.kernels.attention.stage_rows import NUM_WORDS, PassInputs, TreeRows
+from outrider.kernels.attention.stage_rows import PassInputs, TreeRows
 from outrider.kernels.layers.lora import TritonLoraRows
+from outrider.kernels.tree_bounds import MASK_WORDS, MAX_TREE_NODES
 from outrider.kernels.trees.choose_frontier import FrontierRows
 
 # Parts begin at multiples of so many 8-byte words: Triton compiles a kernel anew for pointers that
@@ -75,9 +75,9 @@ class PassLayout:
         """Place the parts."""
         rows, sequences = self.num_rows, self.num_sequences
         words = dict.fromkeys(_ROW_PARTS_64, rows)
-        words["ancestor_words"] = rows * NUM_WORDS
+        words["ancestor_words"] = rows * MASK_WORDS
         if self.trims:
-            words["full_words"] = rows * NUM_WORDS
+            words["full_words"] = rows * MASK_WORDS
         words |= dict.fromkeys(_ROW_PARTS_32, (rows + 1) // 2)
         words |= dict.fromkeys(_SEQUENCE_PARTS, (sequences + 1) // 2)
         if self.has_full:
@@ -102,8 +102,8 @@ class PassLayout:
         if name in _ROW_PARTS_64:
             return words[begin : begin + self.num_rows]
         if name in ("ancestor_words", "full_words"):
-            part = words[begin : begin + self.num_rows * NUM_WORDS]
-            return part.reshape(self.num_rows, NUM_WORDS)
+            part = words[begin : begin + self.num_rows * MASK_WORDS]
+            return part.reshape(self.num_rows, MASK_WORDS)
         return words[begin:].view(np.int32)[: self._count(name)]
 
     def tensor(self, words: Tensor, name: str) -> Tensor:
@@ -112,8 +112,8 @@ class PassLayout:
         if name in _ROW_PARTS_64:
             return words[begin : begin + self.num_rows]
         if name in ("ancestor_words", "full_words"):
-            part = words[begin : begin + self.num_rows * NUM_WORDS]
-            return part.view(self.num_rows, NUM_WORDS)
+            part = words[begin : begin + self.num_rows * MASK_WORDS]
+            return part.view(self.num_rows, MASK_WORDS)
         return words[begin:].view(torch.int32)[: self._count(name)]
 
     def _count(self, name: str) -> int | None:
@@ -374,8 +374,8 @@ class StepBuffers:
 
 def mask_words(masks: Sequence[int]) -> Ints64:
     """[len(masks), 4]: 64 bits of each mask in a word, low word first."""
-    packed = b"".join(mask.to_bytes(8 * NUM_WORDS, "little") for mask in masks)
-    return np.frombuffer(packed, dtype=np.int64).reshape(len(masks), NUM_WORDS)
+    packed = b"".join(mask.to_bytes(8 * MASK_WORDS, "little") for mask in masks)
+    return np.frombuffer(packed, dtype=np.int64).reshape(len(masks), MASK_WORDS)
 
 
 def newest_ancestors(mask: int, count: int) -> int:

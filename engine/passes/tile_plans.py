@@ -5,7 +5,6 @@ from torch import Tensor
 
 from outrider.engine.model.config import ModelConfig
 from outrider.kernels.attention.attention_tiles import (
-    MAX_TREE_NODES,
     TilePlan,
     TileShape,
     new_work,
@@ -13,6 +12,7 @@ from outrider.kernels.attention.attention_tiles import (
     workspace_size,
 )
 from outrider.kernels.attention.stage_rows import PassInputs, tree_paths
+from outrider.kernels.tree_bounds import MAX_TREE_NODES
 from outrider.kernels.triton_support import architecture
 
 # Of partial sums. Only deterministic passes over many keys could use more; they get their own.

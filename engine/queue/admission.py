@@ -125,7 +125,7 @@ class ObjectiveGate:
         """Seconds until its first token, before correction."""
         scheduler, times, tier = self._scheduler, self._scheduler.times, newcomer.tier
         pool = newcomer.view.pool
-        num_places = self._config.max_sequences - scheduler.num_running
+        num_free_sequences = self._config.max_sequences - scheduler.num_running
         num_blocks = pool.num_available
         running: list[RemainingWork] = []
         for other_tier, sequences in scheduler.running.items():
@@ -137,7 +137,10 @@ class ObjectiveGate:
                     num_blocks=len(sequence.view.block_table) * is_here,
                 )
                 if scheduler.gives_way_to(sequence, newcomer):
-                    num_places, num_blocks = num_places + 1, num_blocks + job.num_blocks
+                    num_free_sequences, num_blocks = (
+                        num_free_sequences + 1,
+                        num_blocks + job.num_blocks,
+                    )
                 else:
                     running.append(job)
         ahead = [self._job(s, len(s.token_ids)) for s in scheduler.ahead_of(newcomer, now_s)]
@@ -146,7 +149,7 @@ class ObjectiveGate:
             running=running,
             ahead=ahead,
             newcomer=self._job(newcomer, self._rows_of(newcomer)),
-            num_places=num_places,
+            num_free_sequences=num_free_sequences,
             num_blocks=num_blocks,
             row_s=times.prefill_row_s(tier, is_alone=not others),
             token_s=times.token_s(tier),

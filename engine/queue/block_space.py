@@ -55,7 +55,7 @@ class BlockSpace:
         held: Reversible[Sequence],
         drafts: DraftBlocks | None,
     ) -> None:
-        """`held`: answers that have ended and may be handed over, the latest last."""
+        """`held`: answers that have ended and may still switch their tier, the latest last."""
         self._caches = caches
         self._held = held
         self._drafts = drafts

@@ -127,7 +127,7 @@ class FairQueue(QueuePolicy):
         self._books: dict[Tier, _Books] = {}
         self._charges: dict[Sequence, _Charge] = {}
 
-    def attach(self, times: ServiceTimes, *, num_places: int) -> None:
+    def attach(self, times: ServiceTimes, *, max_sequences: int) -> None:
         """Receive times and places, which this order does not go by."""
 
     # ---- what happens to sequences --------------------------------------------------------

@@ -35,7 +35,7 @@ NO_HOLDS: Final = NewcomerHolds()
 class QueuePolicy(Protocol):
     """Orders `Scheduler.waiting` and chooses sequences to pre-empt. To be inherited from."""
 
-    def attach(self, times: ServiceTimes, *, num_places: int) -> None:
+    def attach(self, times: ServiceTimes, *, max_sequences: int) -> None:
         """Receive the service times and the number of places, once, from the scheduler."""
 
     def order(self, waiting: list[Sequence], now_s: float) -> Iterable[Sequence]:

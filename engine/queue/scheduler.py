@@ -54,7 +54,7 @@ class Scheduler:
         drafts: DraftBlocks | None,
     ) -> None:
         self.waiting: list[Sequence] = []
-        self.held: list[Sequence] = []  # answers that have ended and may be handed over
+        self.held: list[Sequence] = []  # answers that have ended and may still switch tiers
         self.running: dict[Tier, list[Sequence]] = {tier: [] for tier in caches}
         self.counters: dict[Tier, WorkCounts] = {tier: WorkCounts() for tier in caches}
         self.times = ServiceTimes(config)
@@ -62,7 +62,7 @@ class Scheduler:
         self._space = BlockSpace(caches, self.held, drafts)
         self._rows = PrefillRows(config, self.times)
         self._policy = policy
-        policy.attach(self.times, num_places=config.max_sequences)
+        policy.attach(self.times, max_sequences=config.max_sequences)
         self._promised: list[Sequence] = []  # for each of them a running one gave way
 
     @property

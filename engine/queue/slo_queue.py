@@ -58,10 +58,10 @@ class SloQueue(FairQueue):
         self._held_since_s: dict[Sequence, float] = {}
         self._holds: dict[Tier, NewcomerHolds] = {}  # that have ended
 
-    def attach(self, times: ServiceTimes, *, num_places: int) -> None:
+    def attach(self, times: ServiceTimes, *, max_sequences: int) -> None:
         """Go by these times, and leave batch its share of so many places."""
         self._deadlines.times = times
-        self._max_batch_running = max(int(num_places * self._slo.batch_share), 1)
+        self._max_batch_running = max(int(max_sequences * self._slo.batch_share), 1)
 
     # ---- what happens to sequences --------------------------------------------------------
 

@@ -56,7 +56,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     proposal_token_ids: list[int] = field(default_factory=list)
-    """An earlier answer, offered as a draft: what a hand-off from the other tier leaves behind."""
+    """An earlier answer, offered as a draft: what a switch from the other tier leaves behind."""
     proposal_candidates: list[Candidates] = field(default_factory=list)
     """That tier's likeliest tokens at each of the proposal's places, if they were kept."""
     candidates: list[Candidates] = field(default_factory=list)

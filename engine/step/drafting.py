@@ -171,12 +171,15 @@ class Drafting:
         """Choose the next tokens of small answers."""
         first = done.items[0].first_row
         rows = [
-            NextRow(sequence=item.sequence, rivals=self._tier_switcher.rivals(item.sequence))
+            NextRow(
+                sequence=item.sequence,
+                rival_noise=self._tier_switcher.rival_noise(item.sequence),
+            )
             for item in done.items
         ]
         chosen = self._verifier.next_tokens(rows, done.output.logits[first : first + len(rows)])
         for item, row, token in zip(done.items, rows, chosen, strict=True):
-            if row.rivals is not None:
+            if row.rival_noise is not None:
                 item.sequence.candidates.append(token.candidates)
         done.verdicts = [Verdict.of([], [token.token_id]) for token in chosen]
         done.logprobs = [token.logprobs for token in chosen]

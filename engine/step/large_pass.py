@@ -1,4 +1,4 @@
-"""The large model's pass of a step, in halves: launch waits for nothing, collect for one copy."""
+"""The large model's pass of a step, in halves: launch does not wait, collect does, for verdicts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -55,7 +55,7 @@ class TierSwitcher:
     def switch(
         self, sequence: Sequence, tier: Tier, *, keeps_answer: bool, is_queued: bool
     ) -> TierSwitched:
-        """Hand a sequence to another tier, which begins anew or goes on behind the answer so far.
+        """Switch a sequence to another tier, which begins anew or goes on behind the answer so far.
 
         To be called after `check`. is_queued: whether the scheduler has the sequence.
         """
@@ -80,7 +80,7 @@ class TierSwitcher:
             self._scheduler.add(sequence)
         return TierSwitched(request_id=sequence.request_id, tier=tier, keeps_answer=keeps_answer)
 
-    def rivals(self, sequence: Sequence) -> SequenceNoise | None:
+    def rival_noise(self, sequence: Sequence) -> SequenceNoise | None:
         """The noise by which a watched answer's candidates are ranked; None where none are wanted.
 
         What the small model thinks likeliest is ranked as a drafter would rank it: with the large

@@ -138,7 +138,8 @@ class ForestDrafts(Protocol):
 class ForestReadback:
     """The copy of a forest and its verdicts to the host, on its way.
 
-    Making it starts the copy and does not wait; `wait` is the step's one synchronisation.
+    Making it starts the copy and does not wait. `wait` is the only wait of a step of forests alone;
+    trees of the host, log-probabilities and answers of the small tier are read back besides.
     """
 
     def __init__(self, forest: Forest, verdicts: ForestVerdicts) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from outrider.gateway.settings.sections import Price, Section, Share
-from outrider.router.words import CascadeMode
+from outrider.router.words import WatchMode
 
 
 class TierPriceSettings(Section):
@@ -45,7 +45,8 @@ class RoutingSettings(Section):
     """Target: share of the answers that the large model gives. Set at most one target; without one
     the router's own threshold holds."""
     quality: Share | None = None
-    """Target: accuracy to keep, as a share of the large model's accuracy."""
+    """Target: accuracy to keep, as a share of the large model's accuracy. Without a router: the
+    share of the small model's first tokens that the large one must agree with."""
     max_cost_usd: Annotated[float, Field(gt=0)] | None = None
     """Target: mean cost of a request; needs routing.prices."""
     threshold: Share | None = None
@@ -54,7 +55,7 @@ class RoutingSettings(Section):
     """For experts: below this quality the large model answers at once; unset: as calibrated."""
     band_high: Share | None = None
     """From this quality on the small model answers without being checked; unset: as calibrated."""
-    cascade: CascadeMode = "auto"
+    cascade: WatchMode = "auto"
     """Let the small model begin an answer that is then checked; auto: as the router was calibrated;
     always: for every request."""
     hold_back_tokens: int = Field(default=16, ge=1, le=512)

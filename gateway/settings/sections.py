@@ -321,13 +321,13 @@ class SpeculationSettings(Section):
     max_draft_nodes: int = Field(default=64, ge=0, le=255)
     """Drafted tokens in one answer's tree."""
     max_draft_depth: int = Field(default=16, ge=0, le=255)
-    """Consecutive tokens drafted by the small model."""
+    """Consecutive tokens drafted by a model: the small one, or models.drafter."""
     max_text_depth: int = Field(default=48, ge=0, le=255)
     """Consecutive tokens drafted from earlier text, predictions and grammars."""
     max_branching: int = Field(default=3, ge=1, le=64)
     """Alternatives for one token."""
     max_frontier: int = Field(default=4, ge=1, le=64)
-    """Nodes of one answer's tree that one pass of the small model extends."""
+    """Nodes of one answer's tree that one pass of the drafting model extends."""
     sources: Sources = SOURCES
     """Sources of drafts: the small model, repeated text, predictions, a grammar, and models.drafter
     (head)."""

@@ -96,7 +96,7 @@ Urls = Annotated[
 Headers = Annotated[dict[str, str], AfterValidator(_sendable)]
 Capabilities = Annotated[tuple[Capability, ...], NoDecode, BeforeValidator(split_list)]
 Endpoints = Annotated[tuple[PassedEndpoint, ...], NoDecode, BeforeValidator(split_list)]
-Command = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+CommandWords = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -169,7 +169,7 @@ class UpstreamSettings(Section):
     """Environment variable that holds the key; unset: no key is sent."""
     api_key_file: Path | None = None
     """File that holds the key, such as a mounted secret; read again when it changes."""
-    api_key_command: Command = ()
+    api_key_command: CommandWords = ()
     """Program that prints the key, with its arguments; no shell is involved. It runs again after
     api_key_ttl_s, and when the server rejects the key."""
     api_key_ttl_s: Seconds = 300.0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 _TAU_S: Final = 10.0
-"""A figure that was not renewed loses its weight by 1/e in this time."""
+"""A figure that was not renewed has 1/e of its weight after this time."""
 _MAX_RISE: Final = 4.0
 """One sample multiplies the average by no more than this: one hiccup must not exile a server."""
 _NUM_WINDOW: Final = 256

@@ -15,7 +15,7 @@ from outrider.gateway.engines.fleet.block_index import BlockIndex
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.demand import Demand
 from outrider.gateway.engines.fleet.discovery import DiscoveredPool
-from outrider.gateway.engines.fleet.replica import Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.process import reconnect_policy_of
 from outrider.verifier.params import Tier
@@ -73,7 +73,7 @@ def _make_replica(
     tokenizers: Tokenizers | None,
     policy: ReconnectPolicy,
     address: str,
-) -> Replica:
+) -> EngineReplica:
     """Make a replica whose cache's news go to the index. The pool resumes its requests."""
     lane = index.add_lane()
     client = RemoteEngineClient(
@@ -93,4 +93,4 @@ def _make_replica(
             client.follow_block_events(note)  # a message is missing: begin anew
 
     client.follow_block_events(note)
-    return Replica(address, client, index_lane=lane, process=client)
+    return EngineReplica(address, client, index_lane=lane, process=client)

@@ -12,7 +12,7 @@ from outrider.gateway.settings.routing import PriceSettings, TierPriceSettings
 from outrider.gateway.settings.tree import Settings
 from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
-from outrider.router.policy import CascadeOptions, RoutePolicy, pair_complaint
+from outrider.router.policy import RoutePolicy, WatchOptions, pair_complaint
 from outrider.router.scorer import RouterFileError
 from outrider.verifier.params import TIERS, Tier
 
@@ -34,7 +34,7 @@ def build_routing(
     models.
     """
     options = settings.routing
-    cascade = CascadeOptions(
+    watch = WatchOptions(
         mode=options.cascade,
         hold_back_tokens=options.hold_back_tokens,
         hold_back_s=options.hold_back_ms / 1000,
@@ -53,7 +53,7 @@ def build_routing(
         autopilot=options.autopilot,
         explore_share=options.explore_share,
         abstains=options.abstain,
-        cascade=cascade,
+        watch=watch,
         prices=prices,
     )
     path = settings.models.resolved_router()
@@ -68,7 +68,7 @@ def build_routing(
     parts = RoutingParts(
         prices=prices,
         is_sticky=options.sticky,
-        cascade=cascade,
+        watch=watch,
         guard=loaded.guard,
         pair=_pair_to_check(loaded, models, is_forced=options.force_router),
         typical=typical,

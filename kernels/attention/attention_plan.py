@@ -353,7 +353,7 @@ def _tree(
     depths = np.array([mask.bit_count() - 1 for mask in masks])
     if window is not None:
         first_key = min(tree_start, max(0, tree_start + int(depths.min()) - window + 1))
-        masks = [_newest_ancestors(mask, window) for mask in masks]
+        masks = [newest_ancestors(mask, window) for mask in masks]
     visible = np.ones((len(masks), kv_len - first_key), dtype=np.bool_)
     visible[:, tree_start - first_key :] = _unpack_bits(masks, kv_len - tree_start)
     if window is not None:
@@ -362,8 +362,8 @@ def _tree(
     return first_key, visible
 
 
-def _newest_ancestors(mask: int, count: int) -> int:
-    """The mask's highest `count` bits: ancestors less than `count` levels up, and the node."""
+def newest_ancestors(mask: int, count: int) -> int:
+    """Return the highest `count` bits: the node, and its ancestors less than `count` levels up."""
     while mask.bit_count() > count:
         mask &= mask - 1
     return mask

@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.kernels.arrays import Ints32
-from outrider.kernels.attention.attention_plan import AttentionBatch
+from outrider.kernels.attention.attention_plan import AttentionBatch, newest_ancestors
 from outrider.kernels.attention.attention_tiles import (
     MAX_SEQUENCES,
-    MAX_TREE_NODES,
     TilePlan,
     TileShape,
     max_tiles_of,
@@ -21,10 +20,10 @@ from outrider.kernels.attention.attention_tiles import (
     tile_shape,
     workspace_size,
 )
+from outrider.kernels.tree_bounds import MASK_WORDS, MAX_TREE_NODES
 from outrider.kernels.triton_support import architecture
 from outrider.kernels.upload import upload
 
-_NUM_WORDS = MAX_TREE_NODES // 64
 # Sequences and steps of paths are padded to a multiple of this: Triton compiles a kernel once more
 # for arguments that are no multiple of 16.
 _ALIGNMENT = 16
@@ -95,7 +94,7 @@ def _pack_visible(
     total_rows = batch.query_indptr[-1]
     positions = np.zeros(total_rows, dtype=np.int32)
     row_ends = np.zeros(total_rows, dtype=np.int32)
-    words = np.zeros((total_rows, _NUM_WORDS), dtype=np.int64)
+    words = np.zeros((total_rows, MASK_WORDS), dtype=np.int64)
     path_slots = None
     all_masks = [mask for masks in batch.ancestor_masks if masks for mask in masks]
     if has_paths and all_masks:
@@ -118,7 +117,7 @@ def _pack_visible(
         if path_slots is not None:
             _fill_paths(path_slots[start:end], words[start:end], tree_start)
         if window is not None and len(masks) and depths.max() >= window:
-            words[start:end] = _words([_newest_ancestors(mask, window) for mask in masks])
+            words[start:end] = _words([newest_ancestors(mask, window) for mask in masks])
     return positions, row_ends, words, path_slots
 
 
@@ -215,15 +214,8 @@ def _upload_all(packed: list[PackedRows], device: torch.device) -> list[dict[str
 
 def _words(masks: list[int]) -> NDArray[np.int64]:
     """[len(masks), 4]: the masks' bits, low word first."""
-    packed = b"".join(mask.to_bytes(8 * _NUM_WORDS, "little") for mask in masks)
-    return np.frombuffer(packed, dtype=np.int64).reshape(len(masks), _NUM_WORDS)
-
-
-def _newest_ancestors(mask: int, count: int) -> int:
-    """The mask's highest `count` bits: ancestors less than `count` levels up, and the node."""
-    while mask.bit_count() > count:
-        mask &= mask - 1
-    return mask
+    packed = b"".join(mask.to_bytes(8 * MASK_WORDS, "little") for mask in masks)
+    return np.frombuffer(packed, dtype=np.int64).reshape(len(masks), MASK_WORDS)
 
 
 def _fill_paths(paths: Ints32, words: NDArray[np.int64], tree_start: int) -> None:

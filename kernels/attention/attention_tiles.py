@@ -21,7 +21,6 @@ from outrider.kernels.triton_support import (
 )
 
 MAX_SEQUENCES = 1024
-MAX_TREE_NODES = 256
 # Splits are counted from a multiple of this, and blocks of keys are a part of it.
 SPLIT_ALIGNMENT = 64
 # Work is cut so that it fills the device once, or, where that makes partial sums cheap beside the

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.kernels.attention.attention_tiles import MAX_TREE_NODES
+from outrider.kernels.tree_bounds import MASK_WORDS
 from outrider.kernels.triton_support import jit, launch, tl, uses_triton
-
-# A row's ancestor mask: 64 nodes a word.
-NUM_WORDS = MAX_TREE_NODES // 64
 
 _ROWS_PER_PROGRAM = 16
 
@@ -98,7 +95,7 @@ def stage_rows_reference(
     inputs.slots[:num_rows] = torch.where(is_real, slots, nothing - 1)
 
     tree_starts = rows.tree_starts[rows.sequence_index]
-    words = torch.zeros((num_rows, NUM_WORDS), dtype=torch.int64, device=logical.device)
+    words = torch.zeros((num_rows, MASK_WORDS), dtype=torch.int64, device=logical.device)
     words[:, : rows.ancestor_words.shape[1]] = rows.ancestor_words * is_real[:, None]
     inputs.full_words[:num_rows] = words
     inputs.row_ends[:num_rows] = tree_starts
@@ -320,7 +317,7 @@ def stage_rows(rows: TreeRows, inputs: PassInputs, *, block_size: int, window: i
         num_warps=4 if trims else 1,
         num_stages=1,
         NUM_GIVEN=rows.ancestor_words.shape[1],
-        NUM_KEPT=NUM_WORDS,
+        NUM_KEPT=MASK_WORDS,
         HAS_WINDOW=window is not None,
         TRIMS=trims,
         BLOCK=_ROWS_PER_PROGRAM,
@@ -343,5 +340,5 @@ def tree_paths(words: Tensor, tree_starts: Tensor, paths: Tensor) -> None:
         paths,
         num_warps=1,
         num_stages=1,
-        NUM_KEPT=NUM_WORDS,
+        NUM_KEPT=MASK_WORDS,
     )

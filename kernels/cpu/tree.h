@@ -8,7 +8,7 @@
 
 namespace outrider {
 
-constexpr int64_t kTreeSlots = 256;  // bits of a mask, the most nodes of a ranking or a frontier
+constexpr int64_t kTreeSlots = 256;  // MAX_TREE_NODES (tree_bounds.py); the most of a ranking or a frontier
 constexpr int64_t kMaskWords = kTreeSlots / 64;
 
 // A guess; tree_library.py declares the same fields in this order, draft/trees/tree_candidate.py says what

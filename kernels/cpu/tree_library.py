@@ -6,10 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from outrider.kernels.cpu.product_library import product_support
-
-TREE_SLOTS: Final = 256
-"""Bits of a mask; the most nodes of a ranking or a frontier (kTreeSlots in tree.h)."""
-MASK_WORDS: Final = TREE_SLOTS // 64
+from outrider.kernels.tree_bounds import MASK_WORDS, MAX_TREE_NODES
 
 _Address, _Int32, _Int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _Double = ctypes.c_double
@@ -56,9 +53,9 @@ class TreeStruct(ctypes.Structure):
         ("memory", ctypes.POINTER(CandidateStruct)),
         ("capacity", _Int64),
         ("num_ranked", _Int64),
-        ("frontier_nodes", _Int64 * TREE_SLOTS),
-        ("ancestor_nodes", _Int64 * TREE_SLOTS),
-        ("ranking", _Int64 * TREE_SLOTS),
+        ("frontier_nodes", _Int64 * MAX_TREE_NODES),
+        ("ancestor_nodes", _Int64 * MAX_TREE_NODES),
+        ("ranking", _Int64 * MAX_TREE_NODES),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.kernels.tree_bounds import MASK_WORDS, MAX_TREE_NODES
 from outrider.kernels.trees.tree_ranks import ranked, ranks_among
 from outrider.kernels.trees.tree_state import (
     COVERED,
@@ -21,12 +22,10 @@ from outrider.kernels.trees.tree_state import (
     IS_EXPANDED,
     MAX_DEPTH,
     MAX_NODES,
-    MAX_TREE_SLOTS,
     NUM_CANDIDATES,
     NUM_FIELDS,
     NUM_NUMBERS,
     NUM_PASSES,
-    NUM_WORDS,
     PARENT,
     PATH_PROB,
     ROOT_SLOT,
@@ -92,7 +91,7 @@ def _pick(
             gains[node] = gain
     chosen: list[int] = []
     num_slots = 1 + (num_passes - 1) * state.width
-    for _ in range(min(state.width, MAX_TREE_SLOTS - num_slots)):
+    for _ in range(min(state.width, MAX_TREE_NODES - num_slots)):
         beside = [] if is_stepwise else chosen
         open_nodes = [
             node for node in gains if offsets[parents[node]] >= 0 or parents[node] in beside
@@ -157,7 +156,7 @@ def _empty_rows(state: TreeState) -> FrontierRows:
         logical_slots=empty(num_rows, dtype=torch.int64),
         depth=empty(num_rows, dtype=torch.int64),
         sequence_index=state.sequence_index,
-        ancestor_words=empty(num_rows, NUM_WORDS, dtype=torch.int64),
+        ancestor_words=empty(num_rows, MASK_WORDS, dtype=torch.int64),
         row_starts=state.row_starts,
         num_rows=empty(state.num_sequences, dtype=torch.int32),
         tree_starts=state.root_slots,
@@ -326,8 +325,8 @@ def choose_frontier(
         IS_STEPWISE=is_stepwise,
         WIDTH=state.width,
         PLACES=next_power_of_2(state.width),
-        MAX_SLOTS=MAX_TREE_SLOTS,
-        WORDS=NUM_WORDS,
+        MAX_SLOTS=MAX_TREE_NODES,
+        WORDS=MASK_WORDS,
         CAPACITY=state.capacity,
         GROUP=_GROUP,
     )

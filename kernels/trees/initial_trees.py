@@ -11,13 +11,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from outrider.kernels.tree_bounds import MASK_WORDS, MAX_TREE_NODES
 from outrider.kernels.trees.tree_state import (
     MAX_CAPACITY,
-    MAX_TREE_SLOTS,
     MIN_CAPACITY,
     NUM_FIELDS,
     NUM_NUMBERS,
-    NUM_WORDS,
     TARGET_SLOT,
     URGENCY,
     TreeState,
@@ -120,15 +119,15 @@ def init_trees(
         raise ValueError(
             f"capacity={capacity} must be a power of 2 in [{MIN_CAPACITY}, {MAX_CAPACITY}]"
         )
-    if not 1 <= width < MAX_TREE_SLOTS:
-        raise ValueError(f"width={width} must be in [1, {MAX_TREE_SLOTS - 1}]")
+    if not 1 <= width < MAX_TREE_NODES:
+        raise ValueError(f"width={width} must be in [1, {MAX_TREE_NODES - 1}]")
     initial, uploaded = _upload_trees(trees, capacity, width, recalled_bit, device)
     num_trees, num_fields, num_initial = initial.shape
     candidates = torch.empty(
         (num_trees, num_fields, capacity), dtype=torch.int32, device=device
     )  # [S, 13, C]
     candidates[:, :, :num_initial] = initial
-    words = torch.empty((num_trees, capacity, NUM_WORDS), dtype=torch.int64, device=device)
+    words = torch.empty((num_trees, capacity, MASK_WORDS), dtype=torch.int64, device=device)
     # The root sees its own slot.
     words[:, 0] = 0
     words[:, 0, 0] = 1

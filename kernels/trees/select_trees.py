@@ -13,16 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.kernels.tree_bounds import MASK_WORDS, MAX_TREE_NODES
 from outrider.kernels.trees.tree_ranks import ranked, ranks_among
 from outrider.kernels.trees.tree_state import (
     DEPTH,
     DRAFT_OFFSET,
     MAX_NODES,
-    MAX_TREE_SLOTS,
     NUM_CANDIDATES,
     NUM_FIELDS,
     NUM_NUMBERS,
-    NUM_WORDS,
     PARENT,
     PATH_PROB,
     SOURCES,
@@ -38,7 +37,7 @@ from outrider.kernels.triton_support import jit, launch, next_power_of_2, tl, us
 from outrider.kernels.upload import upload
 
 # Ranks that may be chosen: the root takes one of a tree's bits.
-_MOST_GUESSES = MAX_TREE_SLOTS - 1
+_MOST_GUESSES = MAX_TREE_NODES - 1
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -154,7 +153,7 @@ def _write_reference(
             trees.logical_slots[row] = root_slot + place
             trees.candidates[row] = node
             trees.draft_offsets[row] = fields[number(DRAFT_OFFSET)]
-            for word in range(NUM_WORDS):
+            for word in range(MASK_WORDS):
                 bits = masks[place] >> (64 * word) & ((1 << 64) - 1)
                 trees.ancestor_words[row, word] = bits - (bits >> 63 << 64)
             row += 1
@@ -178,7 +177,7 @@ def _padding(state: TreeState, num_nodes: int) -> SelectedTrees:
     num_sequences, device = state.num_sequences, state.candidates.device
     num_rows = num_sequences + num_nodes
     even = num_rows + num_rows % 2  # every part begins at 16 bytes, see `init_trees`
-    zeros = torch.zeros((5 + NUM_WORDS, even), dtype=torch.int64, device=device)
+    zeros = torch.zeros((5 + MASK_WORDS, even), dtype=torch.int64, device=device)
     unset = torch.full((5, even), -1, dtype=torch.int64, device=device)
     per_tree = torch.empty((4, -(-num_sequences // 4) * 4), dtype=torch.int32, device=device)
     token_ids, depth, sources, positions, sequence_index = zeros[:5, :num_rows]
@@ -195,7 +194,7 @@ def _padding(state: TreeState, num_nodes: int) -> SelectedTrees:
         sequence_index=sequence_index,
         candidates=candidates,
         draft_offsets=draft_offsets,
-        ancestor_words=zeros[5:].view(even, NUM_WORDS)[:num_rows],
+        ancestor_words=zeros[5:].view(even, MASK_WORDS)[:num_rows],
         row_starts=row_starts,
         num_rows=counts,
         tree_starts=tree_starts,
@@ -346,7 +345,7 @@ def select_trees(state: TreeState, *, num_nodes: int, caps: Sequence[int]) -> Se
     if not uses_triton(state.candidates):
         return select_trees_reference(state, num_nodes=num_nodes, caps=caps)
     ranking = _empty_ranking(state)
-    places = next_power_of_2(MAX_TREE_SLOTS)
+    places = next_power_of_2(MAX_TREE_NODES)
     launch(
         _rank_guesses_kernel,
         (state.num_sequences,),
@@ -391,7 +390,7 @@ def select_trees(state: TreeState, *, num_nodes: int, caps: Sequence[int]) -> Se
         num_stages=1,
         MOST=_MOST_GUESSES,
         PLACES=places,
-        WORDS=NUM_WORDS,
+        WORDS=MASK_WORDS,
         CAPACITY=state.capacity,
         SIZES=_SIZES,
     )

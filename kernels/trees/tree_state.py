@@ -14,9 +14,6 @@ from torch import Tensor
 
 from outrider.kernels.triton_support import jit, tl
 
-# Bits of a row's ancestor mask, which bound a tree and the draft slots behind a root.
-MAX_TREE_SLOTS = 256
-NUM_WORDS = MAX_TREE_SLOTS // 64
 # A kernel holds all candidates of a sequence in registers.
 MIN_CAPACITY, MAX_CAPACITY = 64, 1024
 
@@ -198,16 +195,6 @@ class CandidateFields:
     """int32 [S, 13, n], the beginning of `TreeState.candidates`."""
     num_candidates: npt.NDArray[np.int32]
     """int32 [S]."""
-
-    @classmethod
-    def of_drafter_payload(
-        cls, drafter_payload: npt.NDArray[np.int32], num_trees: int
-    ) -> "CandidateFields":
-        """Read `TreeState.numbers` and the beginning of its candidates, one after the other."""
-        num_numbers = num_trees * number(NUM_NUMBERS)
-        numbers = drafter_payload[:num_numbers].reshape(num_trees, number(NUM_NUMBERS))
-        fields = drafter_payload[num_numbers:].reshape(num_trees, number(NUM_FIELDS), -1)
-        return cls(fields=fields, num_candidates=numbers[:, number(NUM_CANDIDATES)])
 
     def of_tree(self, tree: int) -> "GrownTree":
         """Return one tree's candidates."""

@@ -6,9 +6,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from outrider.kernels.tree_bounds import MAX_TREE_NODES
 from outrider.kernels.triton_support import jit, launch, tl, uses_triton
 
-MAX_TREE_NODES: Final = 256
 _SCANNED_NODES: Final = 256
 # A walk is a chain of short steps: within a warp each costs a few shuffles and no barrier.
 _NUM_WARPS: Final = 1

@@ -18,7 +18,7 @@ from benchmarks.routing.escalation import (
 )
 from benchmarks.shared.driving import make_requests
 from outrider.engine.request import EngineRequest
-from outrider.router.cascade import Judgement
+from outrider.router.watch import Judgement
 from tests.benchmarks.benches import make_bench, make_prompts
 
 answers = st.lists(st.integers(0, 5), max_size=20)

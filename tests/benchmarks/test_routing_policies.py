@@ -93,9 +93,9 @@ def test_better_stages_give_better_curves_and_smaller_shares() -> None:
 
 
 def test_at_equal_cost_the_better_judge_gains_and_a_router_gains_nothing_over_itself() -> None:
-    cascade = cross_fitted(ROWS, TARGET, PRICES)
+    watch = cross_fitted(ROWS, TARGET, PRICES)
     text = known_by(ROWS, "text")
-    gained = gain_at_equal_cost(cascade, text, PRICES)
+    gained = gain_at_equal_cost(watch, text, PRICES)
     assert gained.low > 0
     itself = gain_at_equal_cost(cross_fitted(text, TARGET, PRICES), text, PRICES)
     assert abs(itself.estimate) < 0.02

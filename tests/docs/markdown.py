@@ -44,6 +44,11 @@ def links(page: Path) -> Iterator[str]:
             yield target
 
 
+def quoted(page: Path) -> list[str]:
+    """Return what stands in backticks on one line of the page's prose."""
+    return re.findall(r"`([^`\n]+)`", prose(page))
+
+
 @cache
 def anchors(page: Path) -> frozenset[str]:
     """Return the names of the page's headings, as GitHub makes them."""

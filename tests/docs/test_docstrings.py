@@ -1,6 +1,7 @@
 """Docstrings of the product name only modules, objects and files that exist."""
 
 import ast
+import builtins
 import re
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,8 @@ from tests.docs.markdown import ROOT
 
 _STRING: Final = re.compile(r'"""(.*?)"""', re.DOTALL)
 _NAME: Final = re.compile(rf"\boutrider\.(?:{'|'.join(PRODUCT)})(?:\.\w+)*")
+_EXCEPTION: Final = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Warning)\b")
+_RAISES: Final = re.compile(r"\b[Rr]aises? (?:an? |the )?`?([A-Z]\w+)")
 _PATH: Final = re.compile(r"(?<![\w./:$<>-])(?:[\w-]+/)+[\w.-]+\.(?:py|md|cpp|h|toml|json)\b")
 
 
@@ -25,6 +28,28 @@ def test_names_and_paths_in_docstrings_exist(package: str) -> None:
         for name in (*_unknown_names(text), *_unknown_paths(text, file))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_exceptions_in_docstrings_exist() -> None:
+    texts = {file: file.read_text(encoding="utf-8") for file in _product_files()}
+    named = {name for text in texts.values() for name in _names_in_code(text)} | set(dir(builtins))
+    wrong = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file, text in texts.items()
+        for docstring in _STRING.findall(text)
+        for name in _EXCEPTION.findall(docstring) + _RAISES.findall(docstring)
+        if name not in named and name.removesuffix("s") not in named
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _product_files() -> list[Path]:
+    return [file for package in PRODUCT for file in sorted((ROOT / package).rglob("*.py"))]
+
+
+def _names_in_code(text: str) -> list[str]:
+    """Return the names of classes as they stand outside docstrings and comments."""
+    return re.findall(r"\b[A-Z]\w+", re.sub(r"#.*", "", _STRING.sub("", text)))
 
 
 def _unknown_names(text: str) -> list[str]:

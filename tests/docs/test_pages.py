@@ -7,14 +7,22 @@ from typing import Final
 
 import pytest
 
+from benchmarks.count_tree import PRODUCT
 from docs.generate.cli_page import commands
 from docs.generate.pages import DOCS
 from docs.generate.pages import PAGES as GENERATED
-from tests.docs.markdown import PAGES, ROOT, anchors, code_lines, links, name_of
+from tests.docs.markdown import PAGES, ROOT, anchors, code_lines, links, name_of, quoted
 
 README: Final = ROOT / "README.md"
 MAX_WORDS: Final = 750
 COMMANDS: Final = commands()
+PYTHON_FILE: Final = re.compile(r"[\w./-]*\w\.py")
+FOLDERS: Final = (*PRODUCT, "benchmarks", "docs", "examples", "tests", ".ci")
+PYTHON_FILES: Final = [f"/{file.name}" for file in ROOT.glob("*.py")] + [
+    f"/{file.relative_to(ROOT).as_posix()}"
+    for folder in FOLDERS
+    for file in (ROOT / folder).rglob("*.py")
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -25,6 +33,19 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         assert target.exists(), f"{link}: no such file"
         if anchor:
             assert anchor in anchors(target), f"{link}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_files_in_backticks_exist(page: Path) -> None:
+    """A path may leave out the folders that its text has named; a file's own name must exist.
+
+    Commands are not checked: they may be about the reader's files.
+    """
+    paths = [text for text in quoted(page) if PYTHON_FILE.fullmatch(text)]
+    missing = [
+        path for path in paths if not any(known.endswith(f"/{path}") for known in PYTHON_FILES)
+    ]
+    assert not missing
 
 
 @pytest.mark.parametrize("name", GENERATED)

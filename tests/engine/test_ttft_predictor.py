@@ -35,7 +35,7 @@ def test_with_a_free_place_it_is_the_prompts_in_front_and_the_own_one() -> None:
         running=[job(num_rows=30), job()],
         ahead=[job(num_rows=50)],
         newcomer=job(num_rows=20),
-        num_places=5,
+        num_free_sequences=5,
         num_blocks=100,
         **TIMES,
     )
@@ -48,7 +48,7 @@ def test_places_become_free_as_answers_end() -> None:
             running=[job(num_tokens=10), job(num_tokens=30)],
             ahead=[job(num_rows=10, num_tokens=5)] * num_ahead,
             newcomer=job(num_rows=10),
-            num_places=0,
+            num_free_sequences=0,
             num_blocks=100,
             **TIMES,
         )
@@ -66,7 +66,7 @@ def test_blocks_are_waited_for_like_places() -> None:
             running=[job(num_tokens=20, num_blocks=6), job(num_tokens=50, num_blocks=6)],
             ahead=[],
             newcomer=job(num_rows=10, num_blocks=num_blocks),
-            num_places=9,
+            num_free_sequences=9,
             num_blocks=3,
             **TIMES,
         )

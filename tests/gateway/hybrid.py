@@ -27,9 +27,9 @@ from outrider.gateway.wiring.caching import build_cache
 from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.tenancy import build_tenancy
 from outrider.gateway.wiring.upstream import build_upstream
-from outrider.router.cascade import CascadePlan
 from outrider.router.guard import RouteGuard
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
+from outrider.router.watch import WatchPlan
 from outrider.verifier.params import Tier
 from tests.gateway.conftest import parts_over, running
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
@@ -53,14 +53,14 @@ class TestPolicy:
     def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         plan = None
         if self.watch is not None and constraints.may_watch:
-            plan = CascadePlan(
+            plan = WatchPlan(
                 new_watch=self.watch, hold_back_s=self.hold_back_s, is_explored=self.is_explored
             )
         return Route(
             tier=self.tier,
             reason=f"router: {self.tier} (0.40 < 0.50)",
             quality=0.4,
-            cascade=plan,
+            watch=plan,
             is_own=True,
         )
 

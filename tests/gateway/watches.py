@@ -14,7 +14,7 @@ from outrider.gateway.answering.streaming.generation import Generation
 from outrider.gateway.answering.streaming.sse import Delta
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
-from outrider.router.cascade import Action, CascadePlan, Judgement
+from outrider.router.watch import Action, Judgement, WatchPlan
 from outrider.verifier.params import SamplingParams, Tier
 from tests.gateway.scripted_client import ScriptedClient
 
@@ -117,7 +117,7 @@ def watched_job(
         tokenizer=tokenizer,
         stops=stops,
         quality=0.55,
-        cascade=CascadePlan(
+        watch=WatchPlan(
             new_watch=lambda: next(waiting), hold_back_s=hold_back_s, mid_stream=mid_stream
         ),
         escalation=target,
@@ -146,7 +146,7 @@ def unwatched(job: Job, tier: Tier) -> Job:
         choices=plans,
         tokenizer=reader.tokenizer,
         tools=reader.tools,
-        cascade=None,
+        watch=None,
         escalation=None,
     )
 

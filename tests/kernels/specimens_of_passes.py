@@ -5,8 +5,6 @@ from functools import partial
 import torch
 
 from outrider.kernels.attention.stage_rows import (
-    MAX_TREE_NODES,
-    NUM_WORDS,
     PassInputs,
     TreeRows,
     stage_rows,
@@ -17,6 +15,7 @@ from outrider.kernels.sampling.penalties import apply_penalties
 from outrider.kernels.sampling.sample import SamplingRows, perturb, top_tokens
 from outrider.kernels.sampling.sampling_rows import SamplingTable
 from outrider.kernels.sampling.truncation_floor import truncation_floor
+from outrider.kernels.tree_bounds import MASK_WORDS, MAX_TREE_NODES
 from outrider.kernels.trees.choose_frontier import choose_frontier
 from outrider.kernels.trees.expand_tree import EdgeTable, expand_tree
 from outrider.kernels.trees.parent_rows import keep_rows, parent_rows
@@ -37,14 +36,14 @@ from tests.kernels.specimen import (
 
 
 def _pass_inputs(num_rows: int, batch: int, *, has_own_words: bool) -> PassInputs:
-    words = integers(num_rows, NUM_WORDS)
+    words = integers(num_rows, MASK_WORDS)
     first_keys = integers(batch, dtype=I32)
     return PassInputs(
         token_ids=integers(num_rows),
         positions=integers(num_rows),
         slots=integers(num_rows),
         ancestor_words=words,
-        full_words=integers(num_rows, NUM_WORDS) if has_own_words else words,
+        full_words=integers(num_rows, MASK_WORDS) if has_own_words else words,
         row_begins=integers(num_rows, dtype=I32),
         row_ends=integers(num_rows, dtype=I32),
         row_tree_starts=integers(num_rows, dtype=I32),
@@ -88,7 +87,7 @@ _PASSES = (
         stem="stage_rows",
         name="paths",
         run=lambda: tree_paths(
-            integers(NUM_ROWS, NUM_WORDS),
+            integers(NUM_ROWS, MASK_WORDS),
             integers(NUM_ROWS, dtype=I32),
             integers(NUM_ROWS, MAX_TREE_NODES, dtype=I32),
         ),
@@ -258,7 +257,7 @@ def _state(num_sequences: int, capacity: int, width: int) -> TreeState:
     return TreeState(
         candidates=integers(num_sequences, 13, capacity, dtype=I32),
         numbers=integers(num_sequences, 8, dtype=I32),
-        ancestor_words=integers(num_sequences, capacity, NUM_WORDS),
+        ancestor_words=integers(num_sequences, capacity, MASK_WORDS),
         frontier=integers(num_sequences, width, dtype=I32),
         sequence_index=integers(num_sequences * width),
         row_starts=integers(num_sequences, dtype=I32),

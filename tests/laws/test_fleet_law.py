@@ -27,7 +27,7 @@ from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.fleet.pool import EnginePool
-from outrider.gateway.engines.fleet.replica import Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica
 from outrider.verifier.params import CascadeParams, Tier
 from tests.engines import Answer, make_request, random_prompt, serve, tiny_pair
 from tests.engines import make_engine as engine_of_pair
@@ -66,8 +66,8 @@ class MortalCore:
         return events
 
 
-def replica(name: str, make: Callable[[], Engine], ends_after: int | None = None) -> Replica:
-    return Replica(name, InProcessEngineClient(lambda _: MortalCore(make(), ends_after)))
+def replica(name: str, make: Callable[[], Engine], ends_after: int | None = None) -> EngineReplica:
+    return EngineReplica(name, InProcessEngineClient(lambda _: MortalCore(make(), ends_after)))
 
 
 async def ask_all(

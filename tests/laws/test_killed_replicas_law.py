@@ -13,21 +13,21 @@ from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.engines.backends.spawning import EngineRecipe
 from outrider.gateway.engines.backends.supervised_client import ReconnectPolicy
 from outrider.gateway.engines.fleet.pool import EnginePool
-from outrider.gateway.engines.fleet.replica import Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica
 from outrider.gateway.settings.tree import load_settings
 from tests.gateway.conftest import wait_for
 from tests.laws.gateways import ENGINE, gateway
 from tests.laws.test_killed_streams_law import Escalating, ask_all
 
 
-def replica(name: str, folder: Path) -> tuple[Replica, Path]:
+def replica(name: str, folder: Path) -> tuple[EngineReplica, Path]:
     """An engine process that ends when the file asks it to."""
     flags = {**ENGINE, "engine.process": True}
     settings = load_settings(flags=flags, environ={}, config_file=None)
     armed = folder / name
     arguments = json.dumps({"settings": settings.model_dump_json(), "armed": str(armed)})
     recipe = EngineRecipe(builder="tests.laws.mortal_engine:build", arguments=arguments)
-    return Replica(
+    return EngineReplica(
         name, ProcessEngineClient(recipe, policy=ReconnectPolicy(resume_within_s=0))
     ), armed
 

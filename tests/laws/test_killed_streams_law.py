@@ -18,8 +18,8 @@ import pytest
 from outrider.gateway.engines.backends.process_client import ProcessEngineClient
 from outrider.gateway.engines.backends.spawning import EngineRecipe
 from outrider.gateway.settings.tree import load_settings
-from outrider.router.cascade import CascadePlan
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
+from outrider.router.watch import WatchPlan
 from tests.gateway.watches import PlannedWatch
 from tests.laws.gateways import ENGINE, gateway
 
@@ -74,7 +74,7 @@ class Escalating:
     """A router whose watches give every small answer up behind its sixth token."""
 
     def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
-        plan = CascadePlan(new_watch=lambda: PlannedWatch("escalate", at=6))
+        plan = WatchPlan(new_watch=lambda: PlannedWatch("escalate", at=6))
         cascade = plan if constraints.may_watch else None
         return Route(tier="small", reason="test", quality=0.4, cascade=cascade, is_own=True)
 

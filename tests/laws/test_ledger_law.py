@@ -17,8 +17,8 @@ import pytest
 
 from outrider.draft.training.tasks.families import stream
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
-from outrider.router.cascade import CascadePlan
 from outrider.router.policy import NO_CONSTRAINTS, Route, RouteConstraints
+from outrider.router.watch import WatchPlan
 from tests.gateway.watches import PlannedWatch
 from tests.laws.accounts import (
     PATHS,
@@ -54,7 +54,7 @@ class Chance:
 
     def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         """The small model under a watch, where that may be."""
-        plan = CascadePlan(new_watch=self.watch, mid_stream=self.goes_on)
+        plan = WatchPlan(new_watch=self.watch, mid_stream=self.goes_on)
         cascade = plan if constraints.may_watch else None
         return Route(tier="small", reason="chance", quality=0.4, cascade=cascade, is_own=True)
 

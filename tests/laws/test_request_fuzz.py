@@ -1,8 +1,8 @@
 """Requests drawn at random, as no gateway would make them: no step raises, all of them end.
 
 Each engine serves a few of them beside two ordinary requests, whose texts are what they are alone;
-tiers are changed, answers settled and requests aborted at every moment. What the constructors and
-`submit` refuse, they refuse by the exceptions that they name.
+tiers are changed, answers kept on their tier and requests aborted at every moment. What the
+constructors and `submit` refuse, they refuse by the exceptions that they name.
 """
 
 import math

@@ -18,7 +18,7 @@ from outrider.router.calibration import (
     split,
 )
 from outrider.router.costs import TokenPrices
-from outrider.router.words import Tier
+from outrider.verifier.params import Tier
 from tests.router.staged import staged_rows
 
 GAP = CalibrationTarget(recovered_gap=0.95)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.router.cascade import Judgement, UntrainedAnswers, WatchedAnswer, WatchRules
 from outrider.router.scorer import QualityEstimate
+from outrider.router.watch import Judgement, UntrainedAnswers, WatchedAnswer, WatchRules
 from tests.router.routers import ScriptedStages
 
 TEXT = QualityEstimate(small=0.55)

@@ -5,17 +5,18 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import StratifiedKFold, cross_val_score
+from sklearn.pipeline import Pipeline
 
 from outrider.router.answer_features import answer_features, answer_inputs
 from outrider.router.calibration import CalibrationTarget
 from outrider.router.dataset import LabelledPrompts, RouterDataError
-from outrider.router.estimator import PromptFeatures, TrainConfig, TrainedRouter, quality_estimator
+from outrider.router.estimator import PromptFeatures, TrainConfig, TrainedRouter
 from outrider.router.estimator import train_router as train
 from outrider.router.evaluation import apgr
 from outrider.router.features import FeatureConfig, prompt_features
 from outrider.router.scorer import QualityEstimate
-from outrider.router.stacking import assign_folds
+from outrider.router.stacking import assign_folds, calibrated
 from outrider.router.stages import stage_rows
 from tests.router.conftest import QUICK, labelled_answers
 
@@ -75,7 +76,10 @@ def test_same_seed_same_router(training_data: LabelledPrompts) -> None:
 
 @pytest.mark.slow
 def test_estimator_contract(training_data: LabelledPrompts) -> None:
-    estimator = quality_estimator(inverse_penalty=1.0)
+    folds = StratifiedKFold(5, shuffle=True, random_state=0)
+    estimator = Pipeline(
+        [("features", PromptFeatures(FeatureConfig())), ("classifier", calibrated(1.0, folds))]
+    )
     assert estimator.get_params()["classifier__estimator__C"] == 1.0
     copy = clone(estimator).set_params(features__config=FeatureConfig(num_char_features=1024))
     assert copy.get_params()["features__config"].num_char_features == 1024

@@ -13,7 +13,6 @@ from outrider.router.evaluation import (
     apgr,
     calibration_bins,
     cost_quality_curve,
-    cpt,
     evaluate,
 )
 from tests.router.staged import staged_rows
@@ -22,6 +21,14 @@ from tests.router.staged import staged_rows
 WEAK = np.array([0, 0, 0, 1, 1, 1, 0, 0, 1, 1], dtype=np.float64)
 STRONG = np.array([1, 1, 1, 1, 1, 1, 0, 0, 1, 0], dtype=np.float64)
 PERFECT = STRONG - WEAK
+
+
+def cpts_of(gain: np.ndarray) -> tuple[float, float]:
+    """CPT(50 %) and CPT(80 %) of a text stage that expects this gain."""
+    quality = 1.0 - gain
+    rows = StageRows(text=quality, prompt=quality, answer=None, weak=WEAK, strong=STRONG)
+    stage = evaluate(rows, threshold=0.5, num_resamples=2).stages["text"]
+    return stage.cpt50.value, stage.cpt80.value
 
 
 def test_curve_of_a_perfect_router_by_hand() -> None:
@@ -34,15 +41,13 @@ def test_curve_of_a_perfect_router_by_hand() -> None:
 
 def test_cpt_by_hand() -> None:
     # The gap is 0.2: half of it is won by the first prompt, 80 % after 1.6 prompts.
-    assert cpt(PERFECT, WEAK, STRONG, 0.5) == pytest.approx(0.1)
-    assert cpt(PERFECT, WEAK, STRONG, 0.8) == pytest.approx(0.16)
+    assert cpts_of(PERFECT) == pytest.approx((0.1, 0.16))
 
 
 def test_a_constant_score_is_random() -> None:
     constant = np.zeros(10)
     assert apgr(constant, WEAK, STRONG) == pytest.approx(0.5)
-    assert cpt(constant, WEAK, STRONG, 0.5) == pytest.approx(0.5)
-    assert cpt(constant, WEAK, STRONG, 0.8) == pytest.approx(0.8)
+    assert cpts_of(constant) == pytest.approx((0.5, 0.8))
 
 
 def test_random_scores_average_to_random() -> None:
@@ -88,7 +93,6 @@ def test_report_sets_the_router_between_its_bounds() -> None:
     for name, stage in report.stages.items():
         gain = 1.0 - rows.quality(name)
         assert stage.apgr.value == pytest.approx(apgr(gain, rows.weak, rows.strong))
-        assert stage.cpt80.value == pytest.approx(cpt(gain, rows.weak, rows.strong, 0.8))
         assert stage.apgr.low < stage.apgr.value < stage.apgr.high
         assert stage.cpt50.low <= stage.cpt50.value <= stage.cpt50.high
         assert (stage.curve_low <= stage.curve).all()
@@ -151,7 +155,6 @@ def test_no_gap_is_refused_with_the_numbers() -> None:
     no_gap = StageRows(text=PERFECT, prompt=PERFECT, answer=None, weak=STRONG, strong=WEAK)
     for call in (
         lambda: apgr(PERFECT, STRONG, STRONG),
-        lambda: cpt(PERFECT, STRONG, WEAK, 0.5),
         lambda: evaluate(no_gap, threshold=0.5),
     ):
         with pytest.raises(NoGapError, match=r"0\.700"):

@@ -12,7 +12,7 @@ from outrider.router.costs import TypicalRequest
 from outrider.router.familiarity import Familiarity
 from outrider.router.features import FeatureConfig, prompt_features
 from outrider.router.loading import RoutingOptions, load_router
-from outrider.router.policy import CascadeOptions, RouteConstraints
+from outrider.router.policy import RouteConstraints, WatchOptions
 from outrider.router.scorer import RouterFileError, RouterScorer
 
 BUNDLED = Path(__file__).parents[2] / "draft" / "pair" / "router"
@@ -83,12 +83,12 @@ def test_the_router_abstains_from_what_it_does_not_know() -> None:
     route = policy.route(UNLIKE[0])
     assert (route.tier, route.quality, route.stage) == ("small", None, "answer")
     assert "unlike the router's training" in route.reason
-    assert route.cascade is not None
+    assert route.watch is not None
     unwatched = policy.route(UNLIKE[0], RouteConstraints(may_watch=False))
     assert unwatched.tier == "large"
     known = policy.route("What is 48 + 37?")
     assert known.quality is not None
-    off = RoutingOptions(cascade=CascadeOptions(mode="off"))
+    off = RoutingOptions(watch=WatchOptions(mode="off"))
     assert load_router(BUNDLED, both, off, typical).policy.route(UNLIKE[0]).tier == "large"
     bold = load_router(BUNDLED, both, RoutingOptions(abstains=False), typical).policy
     assert bold.route(UNLIKE[0]).quality is not None

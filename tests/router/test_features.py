@@ -9,10 +9,10 @@ from outrider.router.features import (
     STATISTICS,
     FeatureConfig,
     prompt_features,
-    prompt_statistics,
 )
 
 CONFIG = FeatureConfig()
+EDGES = dict(STATISTICS)
 
 
 def dense(text: str, config: FeatureConfig = CONFIG) -> np.ndarray:
@@ -20,6 +20,17 @@ def dense(text: str, config: FeatureConfig = CONFIG) -> np.ndarray:
     result = np.zeros(config.num_features)
     result[vector.indices] = vector.values
     return result
+
+
+def reached_steps(text: str) -> dict[str, int]:
+    """How many of its edges each statistic of a prompt reaches."""
+    last = dense(text)[-sum(len(edges) for edges in EDGES.values()) :]
+    steps = np.count_nonzero(last.reshape(len(EDGES), -1), axis=1)
+    return dict(zip(EDGES, steps.tolist(), strict=True))
+
+
+def _num_steps(name: str, value: float) -> int:
+    return sum(value >= edge for edge in EDGES[name])
 
 
 @given(st.text(alphabet=st.characters(), max_size=200))
@@ -69,7 +80,7 @@ def test_digits_are_masked_but_their_number_is_kept() -> None:
 
 
 def test_statistics_of_a_known_prompt() -> None:
-    values = prompt_statistics('How many?\nAdd 12, 345 and {"a": 7} = ?', CONFIG)
+    reached = reached_steps('How many?\nAdd 12, 345 and {"a": 7} = ?')
     expected = {
         "num_lines": 2,
         "num_words": 8,
@@ -84,7 +95,9 @@ def test_statistics_of_a_known_prompt() -> None:
         "num_question_words": 1,
         "num_capital_words": 2,
     }
-    assert {name: values[name] for name in expected} == expected
+    assert {name: reached[name] for name in expected} == {
+        name: _num_steps(name, value) for name, value in expected.items()
+    }
 
 
 def test_only_head_and_tail_are_read() -> None:
@@ -97,7 +110,8 @@ def test_only_head_and_tail_are_read() -> None:
 
 
 def test_length_beyond_what_is_read_counts() -> None:
-    assert prompt_statistics("x" * 100_000, CONFIG)["num_chars"] == 100_000
+    reached = reached_steps("x" * 100_000)["num_chars"]
+    assert reached == _num_steps("num_chars", 100_000) > reached_steps("x" * 10_000)["num_chars"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from outrider.router.calibration import ALWAYS_LARGE
-from outrider.router.cascade import CascadePlan
 from outrider.router.costs import TypicalRequest
 from outrider.router.label_free import (
     AgreementModel,
@@ -16,7 +15,8 @@ from outrider.router.label_free import (
     token_quantile,
 )
 from outrider.router.loading import RoutingOptions, load_router
-from outrider.router.policy import CascadeOptions, FixedPolicy, RouteConstraints
+from outrider.router.policy import FixedPolicy, RouteConstraints, WatchOptions
+from outrider.router.watch import WatchPlan
 
 
 def test_before_anything_is_judged_an_answer_agrees_as_far_as_it_is_sure() -> None:
@@ -73,11 +73,11 @@ def test_a_share_for_the_large_model_is_kept_by_the_scores_alone() -> None:
         AgreementModel(2.0)
 
 
-def plan_of(policy: LabelFreePolicy, **constraints: Any) -> CascadePlan:
+def plan_of(policy: LabelFreePolicy, **constraints: Any) -> WatchPlan:
     route = policy.route("anything", RouteConstraints(**constraints))
     assert route.tier == "small"
-    assert route.cascade is not None
-    return route.cascade
+    assert route.watch is not None
+    return route.watch
 
 
 def test_an_answer_is_judged_at_the_end_of_the_hold() -> None:
@@ -111,7 +111,7 @@ def test_a_request_may_say_its_own_threshold_or_quality() -> None:
 
 def test_the_large_model_answers_what_cannot_be_watched() -> None:
     route = LabelFreePolicy().route("", RouteConstraints(may_watch=False, min_quality=0.9))
-    assert (route.tier, route.cascade) == ("large", None)
+    assert (route.tier, route.watch) == ("large", None)
     assert "no router" in route.reason
 
 
@@ -131,7 +131,7 @@ def test_without_a_router_there_is_a_choice_all_the_same() -> None:
     loaded = load_router(None, ("small", "large"), RoutingOptions(), TypicalRequest())
     assert isinstance(loaded.policy, LabelFreePolicy)
     assert "without a router" in loaded.summary
-    off = RoutingOptions(cascade=CascadeOptions(mode="off"))
+    off = RoutingOptions(watch=WatchOptions(mode="off"))
     assert isinstance(
         load_router(None, ("small", "large"), off, TypicalRequest()).policy, FixedPolicy
     )

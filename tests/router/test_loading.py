@@ -121,13 +121,13 @@ def test_a_band_by_hand(folder: Path, wanted: dict[str, float], band: tuple[floa
 
 def test_watched_answers_reach_the_guard(folder: Path) -> None:
     loaded = load(folder)
-    plan = loaded.policy.route("x").cascade
+    plan = loaded.policy.route("x").watch
     assert plan is not None
     plan.new_watch().on_end()
     assert loaded.guard is not None
     numbers = loaded.guard.numbers()
     assert (numbers.num_outcomes, numbers.strong_share) == (1, 1.0)
-    other = loaded.policy.route("x", RouteConstraints(min_quality=0.8)).cascade
+    other = loaded.policy.route("x", RouteConstraints(min_quality=0.8)).watch
     assert other is not None
     other.new_watch().on_end()
     assert loaded.guard.numbers().num_outcomes == 1

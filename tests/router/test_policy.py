@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,21 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.router.calibration import ALWAYS_LARGE
+from outrider.router.costs import TypicalRequest
 from outrider.router.dial import Dial, Setting
 from outrider.router.estimator import TrainedRouter
+from outrider.router.loading import RoutingOptions, load_router
 from outrider.router.policy import (
-    CascadeOptions,
     FixedPolicy,
     RouteConstraintError,
     RouteConstraints,
     RoutePolicy,
     TrainedPolicy,
+    WatchOptions,
     WatchVerdict,
-    load_policy,
     own_setting,
     pair_complaint,
 )
 from outrider.router.scorer import LinearStage, RouterFileError, RouterScorer
+from outrider.verifier.params import TIERS, Tier
 from tests.router.routers import scorer_that_says, table
 
 
@@ -29,6 +32,13 @@ def policy_of(scorer: RouterScorer, setting: Setting | None = None, **more: Any)
     chosen = setting or own_setting(scorer)
     dial = None if scorer.calibration is None else Dial(scorer.calibration)
     return TrainedPolicy(scorer=scorer, current_setting=lambda: chosen, dial=dial, **more)
+
+
+def load_policy(
+    path: Path | None, tiers: Sequence[Tier] = TIERS, threshold: float | None = None
+) -> RoutePolicy:
+    options = RoutingOptions(threshold=threshold, watch=WatchOptions(mode="off"))
+    return load_router(path, tiers, options, TypicalRequest()).policy
 
 
 @pytest.mark.parametrize(
@@ -42,7 +52,7 @@ def test_threshold_decides_and_explains(probability: float, tier: str, reason: s
     route = policy_of(scorer_that_says(probability), Setting(threshold=0.72)).route("anything")
     assert (route.tier, route.reason) == (tier, reason)
     assert route.quality == pytest.approx(probability)
-    assert (route.threshold, route.band, route.stage, route.cascade) == (0.72, None, "text", None)
+    assert (route.threshold, route.band, route.stage, route.watch) == (0.72, None, "text", None)
     assert route.is_own
 
 
@@ -71,7 +81,7 @@ def test_a_threshold_out_of_range_is_refused() -> None:
 def test_a_band_is_watched(probability: float, tier: str, reason: str, is_watched: bool) -> None:
     route = policy_of(scorer_that_says(probability, table())).route("x")
     assert (route.tier, route.reason) == (tier, reason)
-    assert (route.cascade is not None) == is_watched
+    assert (route.watch is not None) == is_watched
     assert route.stage == ("answer" if is_watched else "text")
     assert route.band == pytest.approx((0.3, 0.7))
 
@@ -82,39 +92,39 @@ def test_a_router_that_reads_the_prompt_watches_all_until_it_is_read() -> None:
     route = bare.route("x")
     assert route.tier == "small"
     assert route.stage == "prompt"
-    assert route.cascade is not None
-    assert route.cascade.new_watch().on_prompt(None).action == "commit"
+    assert route.watch is not None
+    assert route.watch.new_watch().on_prompt(None).action == "commit"
     weak = policy_of(scorer_that_says(0.4, calibration), Setting(threshold=0.5)).route("x")
-    assert weak.cascade is not None
-    assert weak.cascade.new_watch().on_prompt(None).action == "escalate"
+    assert weak.watch is not None
+    assert weak.watch.new_watch().on_prompt(None).action == "escalate"
 
 
 def test_the_cascade_can_be_switched_off_and_keeps_the_share() -> None:
     # Text qualities were uniform, so a strong share of 0.5 means a text threshold of 0.5.
-    off = CascadeOptions(mode="off")
+    off = WatchOptions(mode="off")
     for probability, tier in ((0.51, "small"), (0.49, "large")):
-        route = policy_of(scorer_that_says(probability, table()), cascade=off).route("x")
-        assert (route.tier, route.cascade, route.band) == (tier, None, None)
+        route = policy_of(scorer_that_says(probability, table()), watch=off).route("x")
+        assert (route.tier, route.watch, route.band) == (tier, None, None)
         assert route.threshold == pytest.approx(0.5)
 
 
 def test_the_cascade_can_be_forced_without_any_calibration() -> None:
-    always = CascadeOptions(mode="always")
-    route = policy_of(scorer_that_says(0.9), cascade=always).route("x")
-    assert route.cascade is not None
-    watch = route.cascade.new_watch()
+    always = WatchOptions(mode="always")
+    route = policy_of(scorer_that_says(0.9), watch=always).route("x")
+    assert route.watch is not None
+    watch = route.watch.new_watch()
     assert watch.on_prompt(None).action == "hold"
     assert watch.on_tokens([-0.01] * 16).action == "commit"
-    doubtful = route.cascade.new_watch()
+    doubtful = route.watch.new_watch()
     assert doubtful.on_tokens([-4.0] * 16).action == "escalate"
 
 
 def test_unstreamed_answers_are_judged_whole_unless_told_otherwise() -> None:
     scorer = scorer_that_says(0.5, table())
-    whole = policy_of(scorer).route("x", RouteConstraints(is_whole=True)).cascade
-    streamed = policy_of(scorer).route("x").cascade
-    options = CascadeOptions(judge_whole=False, hold_back_s=0.1, mid_stream=True)
-    early = policy_of(scorer, cascade=options).route("x", RouteConstraints(is_whole=True)).cascade
+    whole = policy_of(scorer).route("x", RouteConstraints(is_whole=True)).watch
+    streamed = policy_of(scorer).route("x").watch
+    options = WatchOptions(judge_whole=False, hold_back_s=0.1, mid_stream=True)
+    early = policy_of(scorer, watch=options).route("x", RouteConstraints(is_whole=True)).watch
     assert whole is not None
     assert streamed is not None
     assert early is not None
@@ -141,7 +151,7 @@ def test_a_higher_min_quality_only_ever_moves_to_large(wanted: float, quality: f
 
 def test_min_quality_picks_a_point_and_is_no_setting_of_the_servers() -> None:
     route = policy_of(scorer_that_says(0.9, table())).route("x", RouteConstraints(min_quality=1.0))
-    assert route.cascade is not None  # the band there: (0.8, always large)
+    assert route.watch is not None  # the band there: (0.8, always large)
     assert route.threshold == pytest.approx(1.0)
     assert not route.is_own
     assert policy_of(scorer_that_says(0.05, table())).route("x").is_own
@@ -159,11 +169,11 @@ def test_a_threshold_and_a_hold_back_of_the_requests_own() -> None:
     assert (strict.tier, strict.threshold, strict.is_own) == ("large", 0.61, False)
     watched = policy_of(scorer_that_says(0.5, table()))
     own = watched.route("x", RouteConstraints(hold_back_tokens=4, hold_back_s=0.05))
-    assert own.cascade is not None
-    assert own.cascade.hold_back_s == 0.05
+    assert own.watch is not None
+    assert own.watch.hold_back_s == 0.05
     assert not own.is_own
-    assert own.cascade.new_watch().on_tokens([-0.1] * 4).action != "hold"
-    usual = watched.route("x").cascade
+    assert own.watch.new_watch().on_tokens([-0.1] * 4).action != "hold"
+    usual = watched.route("x").watch
     assert usual is not None
     assert usual.new_watch().on_tokens([-0.1] * 4).action == "hold"
 
@@ -195,7 +205,7 @@ def test_verdicts_are_told_for_requests_without_wishes() -> None:
     told: list[WatchVerdict] = []
     policy = policy_of(scorer_that_says(0.6, table()), on_verdict=told.append)
     for constraints in (RouteConstraints(), RouteConstraints(min_quality=0.8)):
-        plan = policy.route("x", constraints).cascade
+        plan = policy.route("x", constraints).watch
         assert plan is not None
         watch = plan.new_watch()
         watch.on_prompt(None)
@@ -211,7 +221,7 @@ def test_a_trained_answer_stage_decides() -> None:
 
     num_inputs = num_answer_inputs(1)
     hopeless = LinearStage(weight=np.zeros((1, num_inputs)), bias=np.array([-5.0]))
-    plan = policy_of(scorer_that_says(0.6, table(), answer=hopeless)).route("x").cascade
+    plan = policy_of(scorer_that_says(0.6, table(), answer=hopeless)).route("x").watch
     assert plan is not None
     assert plan.new_watch().on_tokens([-0.1] * 16).action == "escalate"
 
@@ -230,7 +240,7 @@ def test_no_string_makes_it_fail(router_folder: Path, text: str) -> None:
     assert load_policy(router_folder).route(text).tier in ("small", "large")
 
 
-def test_load_policy_says_why_there_is_no_choice(router_folder: Path) -> None:
+def test_loading_says_why_there_is_no_choice(router_folder: Path) -> None:
     cases: tuple[tuple[RoutePolicy, str, str], ...] = (
         (load_policy(None), "large", "router: none configured, large answers all"),
         (
@@ -250,7 +260,7 @@ def test_load_policy_says_why_there_is_no_choice(router_folder: Path) -> None:
         assert (route.tier, route.reason, route.quality) == (tier, reason, None)
 
 
-def test_load_policy_takes_the_trained_threshold_unless_told(
+def test_loading_takes_the_trained_threshold_unless_told(
     router_folder: Path, trained: TrainedRouter
 ) -> None:
     default, told = load_policy(router_folder), load_policy(router_folder, threshold=0.0)
@@ -261,7 +271,7 @@ def test_load_policy_takes_the_trained_threshold_unless_told(
     assert told.route("What is 53412 + 91283?").tier == "small"
 
 
-def test_load_policy_refuses_what_is_not_a_router(tmp_path: Path) -> None:
+def test_loading_refuses_what_is_not_a_router(tmp_path: Path) -> None:
     with pytest.raises(RouterFileError):
         load_policy(tmp_path)
     with pytest.raises(ValueError, match="no tier is loaded"):

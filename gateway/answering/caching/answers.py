@@ -114,8 +114,10 @@ class AnswerCache:
         seed = document.get("seed") if local is None else local.request.seed
         if temperature != 0 and seed is None:
             return "sampled"
-        if basis.constraints.is_private or context.with_trace:
+        if basis.constraints.is_private:
             return "private"
+        if context.with_trace:
+            return "traced"
         return "" if self.rules.allows(context.principal) else "key"
 
     def _passed_by(self, chain: FallbackChain) -> FallbackChain:

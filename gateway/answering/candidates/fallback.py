@@ -42,7 +42,7 @@ def unbounded() -> None:
 
 
 class Candidate(Protocol):
-    """Models of one kind that may answer one request: this process's, or a server's."""
+    """Models of one kind that may answer one request: this gateway's engine's, or a server's."""
 
     @property
     def place(self) -> Place:

@@ -1,4 +1,4 @@
-"""The models of this process as a candidate, and the parts behind them."""
+"""The models of this gateway's engine as a candidate, and the parts behind them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ from outrider.gateway.upstream.mirror import MirroredAnswer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalParts:
-    """The parts behind the models of this process. `load` is measured."""
+    """The parts behind the models of this gateway's engine. `load` is measured."""
 
     jobs: JobBuilder
     load: LocalLoad
@@ -69,7 +69,7 @@ class LocalParts:
 
 
 class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """The models of this process, which may answer one request. `strong` gets what is too hard."""
+    """This gateway's engine, which may answer one request. `strong` gets what is too hard."""
 
     place: ClassVar[Place] = "local"
     label: ClassVar[str] = "local models"

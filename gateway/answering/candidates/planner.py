@@ -46,7 +46,7 @@ _SHARE_OF_CHAIN: Final = 0.5
 """The share of the time to the deadline in which a model of a chain must begin to answer."""
 
 _Strong = LocalCandidate | UpstreamCandidate
-"""Targets of an escalation: this process's other models, or an upstream tier."""
+"""Targets of an escalation: the engine's other models, or an upstream tier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

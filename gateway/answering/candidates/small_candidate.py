@@ -11,7 +11,7 @@ from outrider.gateway.answering.candidates.failures import after_failure, with_r
 from outrider.gateway.answering.candidates.fallback import unbounded
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCandidate
 from outrider.gateway.answering.candidates.watched_responder import SmallWatch
-from outrider.gateway.answering.jobs.route_report import cascade_report
+from outrider.gateway.answering.jobs.route_report import watch_report
 from outrider.gateway.answering.jobs.tier_choice import requested_constraints
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest
 from outrider.gateway.contract.answers.responder import (
@@ -68,10 +68,10 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
         if route.tier != "small":
             raise TryNextPlace(self._hand_off(route))
         origin = RouteReason(reason=route.reason, quality=route.quality)
-        plan = route.cascade
+        plan = route.watch
         hold_back_tokens = 0 if plan is None else plan.hold_back_tokens
-        cascade = cascade_report(plan, hold_back_tokens=hold_back_tokens, mid_stream=False)
-        return self.calls.route_report(self.parsed, self.query, origin, route, cascade)
+        watch = watch_report(plan, hold_back_tokens=hold_back_tokens, mid_stream=False)
+        return self.calls.route_report(self.parsed, self.query, origin, route, watch)
 
     def _route(self, strong: StrongTier) -> Route:
         parsed = self.parsed
@@ -94,10 +94,10 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
     async def _watch(self, route: Route, strong: StrongTier) -> SmallWatch | None:
         small = self.calls.upstreams.small
         assert small is not None, "a request for it has come"
-        if route.cascade is None:
+        if route.watch is None:
             return None
         return SmallWatch(
-            plan=route.cascade,
+            plan=route.watch,
             quality=route.quality,
             strong=strong,
             tells_logprobs=await small.until_known(),
@@ -109,7 +109,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
     def _note(self, route: Route) -> None:
         """Report to the router's guard; a watched answer is reported by its watch."""
         guard = self.calls.routing.guard
-        if guard and route.is_own and not route.cascade and route.quality is not None:
+        if guard and route.is_own and not route.watch and route.quality is not None:
             guard.saw(GuardOutcome(quality=route.quality, is_strong=route.tier == "large"))
 
     def _hand_off(self, route: Route) -> RouteReason:

@@ -34,7 +34,7 @@ from outrider.gateway.contract.errors.tree import (
     RateLimitError,
     UnavailableError,
 )
-from outrider.gateway.contract.schema.routing import CascadeReport, RouteReport
+from outrider.gateway.contract.schema.routing import RouteReport, WatchReport
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.meter import RequestMeter
 from outrider.gateway.tenancy.metering.reserved_usage import UsageEstimate
@@ -249,7 +249,7 @@ class UpstreamCalls:
         query: UpstreamQuery,
         origin: RouteReason,
         route: Route | None = None,
-        cascade: CascadeReport | None = None,
+        cascade: WatchReport | None = None,
     ) -> RouteReport:
         """Return the report of a request that an upstream tier answers."""
         if route is None:

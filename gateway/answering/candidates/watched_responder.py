@@ -24,7 +24,7 @@ from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.upstream.call import Chunk, WholeAnswer
 from outrider.gateway.upstream.logprob_check import LogprobCheck
 from outrider.router.answer_text import text_fault
-from outrider.router.cascade import CascadePlan, Judgement
+from outrider.router.watch import Judgement, WatchPlan
 
 _REFUSED: Final = "cascade: no other tier could take it, small answer kept"
 
@@ -33,7 +33,7 @@ _REFUSED: Final = "cascade: no other tier could take it, small answer kept"
 class SmallWatch:
     """The watch of one answer, and what follows from it."""
 
-    plan: CascadePlan
+    plan: WatchPlan
     quality: float | None
     strong: StrongTier
     tells_logprobs: bool

@@ -39,7 +39,7 @@ from outrider.gateway.contract.schema.responses import ReportedServiceTier
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.metering.local_work import LocalWork
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
-from outrider.router.cascade import CascadePlan
+from outrider.router.watch import WatchPlan
 from outrider.verifier.params import CascadeParams, SamplingParams, Tier
 
 _USUAL_SPECULATION: Final = SpeculationParams()
@@ -93,7 +93,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """An API request, ready for the engine: what to generate and how to read it.
 
-    Raises ValueError for a cascade without a tier to escalate to.
+    Raises ValueError for a watch without a tier to escalate to.
     """
 
     job_id: str
@@ -131,7 +131,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Has the large model judge the small one's answer, though it may be kept."""
     quality: float | None = None
     """The predicted quality of the small answer; None if the router did not judge."""
-    cascade: CascadePlan | None = None
+    watch: WatchPlan | None = None
     """The watch of the small answers. Their requests say `may_escalate` and have log-probabilities.
 
     With it goes one of `escalation` and `strong`."""
@@ -158,8 +158,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, choices=tuple(map(_traced, self.choices)))
 
     def __post_init__(self) -> None:
-        if self.cascade is not None and self.escalation is None and self.strong is None:
-            raise ValueError("a job with a cascade needs an escalation target")
+        if self.watch is not None and self.escalation is None and self.strong is None:
+            raise ValueError("a job with a watch needs an escalation target")
 
 
 def _traced(plan: ChoicePlan) -> ChoicePlan:

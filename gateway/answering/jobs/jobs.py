@@ -41,8 +41,8 @@ from outrider.gateway.experiments.slo.classes import SloClasses
 from outrider.gateway.telemetry.spans import record_route
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
-from outrider.router.cascade import CascadePlan
 from outrider.router.guard import GuardOutcome
+from outrider.router.watch import WatchPlan
 from outrider.verifier.params import Tier
 
 # Drawn seeds stay below 2**53, so that every JSON reader gives them back unchanged.
@@ -194,7 +194,7 @@ class JobBuilder:
         watches = choice.escalation is not None or choice.escalates_upstream
         # An answer without tokens cannot be judged: the tier that was chosen gives it.
         if choice.route is not None and watches and request.token_limit != 0:
-            plan = choice.route.cascade
+            plan = choice.route.watch
         frame = EngineRequestDefaults(
             job_id=f"{prompts.id_prefix}-{secrets.token_hex(12)}",
             seed=seed or 0,
@@ -257,7 +257,7 @@ class JobBuilder:
             grammar_param=rendered.grammar_param,
             schema=rendered.schema,
             quality=None if choice.route is None else choice.route.quality,
-            cascade=plan,
+            watch=plan,
             escalation=escalation,
             strong=strong if choice.escalates_upstream else None,
             second_looks=self.routing.second_looks if plan and plan.is_explored else None,
@@ -275,7 +275,7 @@ class JobBuilder:
             self.metrics.adapted(built.prompts.request.model)
         parts.typical.num_prompt_tokens.add(job.num_prompt_tokens)
         # A watched answer is reported by its watch.
-        if parts.guard and route and route.is_own and not job.cascade and route.quality is not None:
+        if parts.guard and route and route.is_own and not job.watch and route.quality is not None:
             is_strong = job.tier == "large"
             for _ in job.choices:
                 parts.guard.saw(GuardOutcome(quality=route.quality, is_strong=is_strong))
@@ -287,7 +287,7 @@ class JobBuilder:
             guard.saw(GuardOutcome(quality=quality, is_strong=True))
 
     def _learner(
-        self, prompts: Prompts, num_prompt_tokens: int, plan: CascadePlan | None
+        self, prompts: Prompts, num_prompt_tokens: int, plan: WatchPlan | None
     ) -> Callable[[Answer], None]:
         """Make a callback that learns an answer's length, its conversation, the watch's worth."""
         parts, clock, dialogue = self.routing, self.clock, prompts.dialogue

@@ -7,21 +7,21 @@ from outrider.engine.events import TierInfo
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.jobs.tier_choice import TierChoice
-from outrider.gateway.contract.schema.routing import CascadeReport, RouteReport, TierOption
-from outrider.router.cascade import CascadePlan
+from outrider.gateway.contract.schema.routing import RouteReport, TierOption, WatchReport
 from outrider.router.policy import Route
+from outrider.router.watch import WatchPlan
 from outrider.verifier.params import Tier
 
 _UNROUTED: Final = Route(tier="large", reason="")  # where the router made no decision
 
 
-def cascade_report(
-    plan: CascadePlan | None, *, hold_back_tokens: int, mid_stream: bool
-) -> CascadeReport | None:
+def watch_report(
+    plan: WatchPlan | None, *, hold_back_tokens: int, mid_stream: bool
+) -> WatchReport | None:
     """Return what is held back of the small model's answer; None where it is not watched."""
     if plan is None:
         return None
-    return CascadeReport(
+    return WatchReport(
         hold_back_tokens=hold_back_tokens,
         hold_back_ms=plan.hold_back_s and 1000 * plan.hold_back_s,
         judges_whole=plan.hold_back_s is None,
@@ -38,7 +38,7 @@ def describe_route(
     parts: RoutingParts,
 ) -> RouteReport:
     """Return why the job of a request for `model` is as it is."""
-    route, plan = choice.route or _UNROUTED, job.cascade
+    route, plan = choice.route or _UNROUTED, job.watch
     return RouteReport(
         object="route",
         model=model,
@@ -49,9 +49,9 @@ def describe_route(
         threshold=route.threshold,
         band=route.band,
         stage=route.stage,
-        cascade=cascade_report(
+        cascade=watch_report(
             plan,
-            hold_back_tokens=parts.cascade.hold_back_tokens,
+            hold_back_tokens=parts.watch.hold_back_tokens,
             mid_stream=plan is not None and plan.mid_stream,
         ),
         prompt_tokens=job.num_prompt_tokens,

@@ -7,7 +7,7 @@ from outrider.gateway.answering.jobs.second_looks import SecondLooks
 from outrider.router.conversations import ConversationMemory
 from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.guard import RouteGuard
-from outrider.router.policy import CascadeOptions
+from outrider.router.policy import WatchOptions
 from outrider.verifier.params import Tier
 
 
@@ -19,7 +19,7 @@ class RoutingParts:
     """None where the settings name none."""
     is_sticky: bool = True
     """A conversation's prefix cache is weighed in."""
-    cascade: CascadeOptions = field(default_factory=CascadeOptions)
+    watch: WatchOptions = field(default_factory=WatchOptions)
     """For reports; the policy has its own."""
     guard: RouteGuard | None = None
     pair: str | None = None

@@ -36,7 +36,7 @@ class TierChoice(msgspec.Struct, frozen=True, kw_only=True):
     route: Route | None = None
     """The router's decision where it made one."""
     escalation: TierInfo | None = None
-    """The tier that takes a weak answer over, if the route has a cascade."""
+    """The tier that takes a weak answer over, if the route has a watch."""
     escalates_upstream: bool = False
     """An upstream tier takes a weak answer over."""
     sticky: Tier | None = None
@@ -182,7 +182,7 @@ class TierChooser:
             )
             raise TryNextPlace(origin, is_own=route.is_own)
         choice = self._choice(small, route.reason, route)
-        return msgspec.structs.replace(choice, escalates_upstream=route.cascade is not None)
+        return msgspec.structs.replace(choice, escalates_upstream=route.watch is not None)
 
     async def _route(self, text: str, constraints: RouteConstraints) -> Route:
         """Return the router's decision, made in a turn of the event loop of its own.
@@ -264,7 +264,7 @@ class TierChooser:
                 param="outrider.min_quality",
             )
         if route.tier == info.tier:
-            return replace(route, cascade=None, is_own=False)
+            return replace(route, watch=None, is_own=False)
         other = budget.costs[route.tier]
         reason = f"max_cost_usd: {route.tier} could cost too much ({other:.3g} > "
         return Route(
@@ -282,24 +282,24 @@ class TierChooser:
         if info is None and len(tiers) == 1:
             (info,) = affordable
             reason = f"only the {info.tier} model is loaded; {route.reason}"
-            return self._choice(info, reason, replace(route, cascade=None, is_own=False))
+            return self._choice(info, reason, replace(route, watch=None, is_own=False))
         if info is None:
             raise TierUnavailableError(
                 f"The router chose the {route.tier} tier, which is not loaded."
             )
         other = next((info for info in affordable if info.tier != route.tier), None)
         if other is None:
-            alone = "" if route.cascade is None else ", not watched: no other tier may answer"
-            return self._choice(info, route.reason + alone, replace(route, cascade=None))
+            alone = "" if route.watch is None else ", not watched: no other tier may answer"
+            return self._choice(info, route.reason + alone, replace(route, watch=None))
         if not await _fits(prompts, info) and await _fits(prompts, other):
             reason = f"router: too long for the {info.tier} model's context"
             moved = Route(tier=other.tier, reason=reason, quality=route.quality)
             return self._choice(other, reason, moved)
-        if route.cascade is None:
+        if route.watch is None:
             return self._choice(info, route.reason, route)
         if not await _fits(prompts, other):
             reason = f"{route.reason}, unwatched as it is too long for the {other.tier} model"
-            return self._choice(info, reason, replace(route, cascade=None, is_own=False))
+            return self._choice(info, reason, replace(route, watch=None, is_own=False))
         if self.renders_alike:
             info = _bounded(info, (info, other))
         return msgspec.structs.replace(self._choice(info, route.reason, route), escalation=other)

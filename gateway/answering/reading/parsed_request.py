@@ -101,7 +101,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocalQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as the models of this process are asked it."""
+    """A request as this gateway's engine is asked it."""
 
     request: ApiRequest
     ignored_fields: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class CascadeUsage:
+class WatchUsage:
     """The result of watching one choice; `confidence` and `reason` are None without a watch."""
 
     num_held_tokens: int = 0
@@ -63,7 +63,7 @@ class ChoiceStream:
         plan = job.choices[index]
         self.choice = Choice(index, job, opens_thinking=plan.opens_thinking)
         self.tier: Tier = job.tier
-        self.cascade = CascadeUsage()
+        self.watch = WatchUsage()
         self.left_out: tuple[str, ...] = ()
         """What the answer's grammar does not enforce of lenient schemas."""
         self.is_degraded = False
@@ -201,10 +201,10 @@ class ChoiceStream:
                 tier=self.tier,
                 text="".join(record.text),
                 calls=record.whole_calls,
-                escalated=self.cascade.escalated,
-                confidence=self.cascade.confidence,
+                escalated=self.watch.escalated,
+                confidence=self.watch.confidence,
                 num_tokens=usage.num_tokens,
-                num_retracted_tokens=self.cascade.num_retracted_tokens,
+                num_retracted_tokens=self.watch.num_retracted_tokens,
                 num_reused_tokens=usage.num_reused_tokens,
             )
         )

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from outrider.gateway.answering.jobs.job import ChoicePlan, Job
 from outrider.gateway.answering.streaming.choice import Choice, ChoiceUsage, Delta
-from outrider.gateway.answering.streaming.choice_stream import CascadeUsage, ChoiceStream
+from outrider.gateway.answering.streaming.choice_stream import ChoiceStream, WatchUsage
 from outrider.gateway.answering.streaming.fan_in import merge
 from outrider.gateway.answering.streaming.watched_stream import WatchedStream
 from outrider.gateway.contract.answers.responder import AnswerEscalated
@@ -32,11 +32,11 @@ class Generation:
         self.failure = ""
         choices = range(len(job.choices))
         self._streams: list[ChoiceStream]
-        if job.cascade is None:
+        if job.watch is None:
             self._streams = [ChoiceStream(i, job, engine, metrics, clock) for i in choices]
         else:
             self._streams = [
-                WatchedStream(i, job, engine, metrics, clock, job.cascade) for i in choices
+                WatchedStream(i, job, engine, metrics, clock, job.watch) for i in choices
             ]
         self._metrics = metrics
         self._clock = clock
@@ -71,11 +71,11 @@ class Generation:
         return [stream.choice for stream in self._streams]
 
     @property
-    def cascades(self) -> list[CascadeUsage]:
+    def watches(self) -> list[WatchUsage]:
         """The result of the watch of each choice."""
         if len(self._streams) == 1:
-            return [self._streams[0].cascade]
-        return [stream.cascade for stream in self._streams]
+            return [self._streams[0].watch]
+        return [stream.watch for stream in self._streams]
 
     @property
     def usage(self) -> ChoiceUsage:
@@ -92,14 +92,14 @@ class Generation:
     @property
     def is_escalated(self) -> bool:
         """True if the watch has given one of the small model's answers up."""
-        return self.job.cascade is not None and any(usage.escalated for usage in self.cascades)
+        return self.job.watch is not None and any(usage.escalated for usage in self.watches)
 
     @property
     def num_held_tokens(self) -> int:
         """Tokens that waited for the watch's decision."""
-        if self.job.cascade is None:
+        if self.job.watch is None:
             return 0
-        return sum(usage.num_held_tokens for usage in self.cascades)
+        return sum(usage.num_held_tokens for usage in self.watches)
 
     @property
     def written(self) -> dict[Tier, int]:
@@ -113,7 +113,7 @@ class Generation:
     @property
     def is_degraded(self) -> bool:
         """True if an upstream tier should have answered instead, and could not."""
-        return self.job.cascade is not None and any(s.is_degraded for s in self._streams)
+        return self.job.watch is not None and any(s.is_degraded for s in self._streams)
 
     @property
     def tier(self) -> Tier:
@@ -139,9 +139,9 @@ class Generation:
     @property
     def reason(self) -> str:
         """The reason for this tier: the route's, then the watch's. One line for a header."""
-        if self.job.cascade is None:
+        if self.job.watch is None:
             return self.job.reason
-        said = [usage for usage in self.cascades if usage.reason is not None]
+        said = [usage for usage in self.watches if usage.reason is not None]
         if not said:
             return self.job.reason
         escalated = [usage for usage in said if usage.escalated]
@@ -153,18 +153,18 @@ class Generation:
     @property
     def confidence(self) -> float | None:
         """The watch's last word on the choice that it trusted least; None without a watch."""
-        if self.job.cascade is None:
+        if self.job.watch is None:
             return None
-        said = [usage.confidence for usage in self.cascades if usage.confidence is not None]
+        said = [usage.confidence for usage in self.watches if usage.confidence is not None]
         return min(said, default=None)
 
     @property
     def num_discarded_tokens(self) -> int:
         """Tokens of the small model that are in no answer: given up, and not written again."""
-        if self.job.cascade is None:
+        if self.job.watch is None:
             return 0
         return sum(
-            max(stream.cascade.num_retracted_tokens - stream.choice.usage.num_reused_tokens, 0)
+            max(stream.watch.num_retracted_tokens - stream.choice.usage.num_reused_tokens, 0)
             for stream in self._streams
         )
 
@@ -207,5 +207,5 @@ class Generation:
             metrics.finished(stream.choice.finish_reason or self.outcome)
             if usage.queue_s is not None:
                 metrics.request_queue_time.observe(usage.queue_s)
-        if self.job.cascade is not None:
+        if self.job.watch is not None:
             self._metrics.cascade_ended(self.usage.num_reused_tokens, self.num_discarded_tokens)

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from outrider.engine.events import EngineEvent, PrefillDone, TokensEmitted
-from outrider.router.cascade import CascadePlan, Judgement
+from outrider.router.watch import Judgement, WatchPlan
 
 
 class HoldBack:
-    """Asks the watch of one choice (router/cascade.py) after each of the choice's events."""
+    """Asks the watch of one choice (router/watch.py) after each of the choice's events."""
 
-    def __init__(self, plan: CascadePlan, clock: Callable[[], float]) -> None:
+    def __init__(self, plan: WatchPlan, clock: Callable[[], float]) -> None:
         self._watch = plan.new_watch()
         self._limit_s = plan.hold_back_s
         self._clock = clock

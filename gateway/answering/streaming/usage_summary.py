@@ -36,7 +36,7 @@ def usage_summary(generation: Generation, origin: RouteReason) -> LocalAnswer:
         tokens_by_choice=tuple([choice.usage.num_tokens for choice in generation.choices]),
         num_reasoning=used.num_reasoning_tokens,
         num_held=generation.num_held_tokens,
-        was_probed=job.cascade is not None and job.cascade.wants_hidden_state,
+        was_probed=job.watch is not None and job.watch.wants_hidden_state,
         was_given_up=generation.outcome == "handed_over",
         is_continuation=origin.continues is not None,
         is_bounded=job.is_bounded,

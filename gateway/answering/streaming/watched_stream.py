@@ -25,7 +25,7 @@ from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.jobs.job import EscalationTarget, Job
 from outrider.gateway.answering.jobs.second_looks import SecondLooks
 from outrider.gateway.answering.streaming.choice import Choice, Delta
-from outrider.gateway.answering.streaming.choice_stream import CascadeUsage, ChoiceStream
+from outrider.gateway.answering.streaming.choice_stream import ChoiceStream, WatchUsage
 from outrider.gateway.answering.streaming.hold_back import HoldBack
 from outrider.gateway.answering.streaming.second_look import shared_tokens
 from outrider.gateway.answering.streaming.trace import as_reused
@@ -38,7 +38,7 @@ from outrider.gateway.contract.answers.responder import (
 from outrider.gateway.contract.errors.tree import EngineLostError
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
-from outrider.router.cascade import CascadePlan, Judgement
+from outrider.router.watch import Judgement, WatchPlan
 from outrider.verifier.params import Tier
 
 _ENGINE_DIED = frozenset({EngineDiedError.code, CrashSuspectError.code})
@@ -52,7 +52,7 @@ class _SmallAnswer:
 
     choice: Choice
     deltas: list[Delta]
-    cascade: CascadeUsage
+    watch: WatchUsage
 
 
 class WatchedStream(ChoiceStream):
@@ -65,15 +65,15 @@ class WatchedStream(ChoiceStream):
         engine: EngineClient,
         metrics: GatewayMetrics,
         clock: Callable[[], float],
-        cascade: CascadePlan,
+        watch: WatchPlan,
     ) -> None:
-        """`cascade`: the job's."""
+        """`watch`: the job's."""
         super().__init__(index, job, engine, metrics, clock)
         self._index = index
-        self._hold_back = HoldBack(cascade, clock)
+        self._hold_back = HoldBack(watch, clock)
         # With different tokenizers, no tier can continue in the middle of a text.
         self._may_continue = bool(
-            cascade.mid_stream and not job.choices[index].escalated and not job.strong
+            watch.mid_stream and not job.choices[index].escalated and not job.strong
         )
         self._is_continued = False
         self._num_continued = 0  # tokens in front of the other tier's continuation
@@ -114,21 +114,19 @@ class WatchedStream(ChoiceStream):
         """
         judgement = await self._judgement(hold_back)
         self._note(judgement)
-        self.cascade.num_held_tokens = self.choice.usage.num_tokens
+        self.watch.num_held_tokens = self.choice.usage.num_tokens
         held_s = hold_back.held_s
         action: str = judgement.action
         if action == "escalate" and self._job.strong is not None:
             self._strong_answer = await self._escalate_to(self._job.strong, judgement)
             if self._strong_answer is not None:
-                self._metrics.cascade_decided(
-                    action, self.tier, held_s, self.cascade.num_held_tokens
-                )
+                self._metrics.cascade_decided(action, self.tier, held_s, self.watch.num_held_tokens)
                 raise AnswerEscalated(self._strong_answer)
             action = "refuse"
         elif action == "escalate" and not await self._escalate(readers):
             action = "refuse"
-            self.cascade.reason = f"{judgement.reason}; {_REFUSED}"
-        self._metrics.cascade_decided(action, self.tier, held_s, self.cascade.num_held_tokens)
+            self.watch.reason = f"{judgement.reason}; {_REFUSED}"
+        self._metrics.cascade_decided(action, self.tier, held_s, self.watch.num_held_tokens)
         if action == "escalate":
             self._may_continue = False
             return
@@ -161,8 +159,8 @@ class WatchedStream(ChoiceStream):
         return self.choice.finish_reason is not None or self._held_reason is not None
 
     def _note(self, judgement: Judgement) -> None:
-        self.cascade.confidence = judgement.confidence
-        self.cascade.reason = judgement.reason
+        self.watch.confidence = judgement.confidence
+        self.watch.reason = judgement.reason
 
     # ---- to an upstream tier ------------------------------------------------------------------
 
@@ -171,25 +169,25 @@ class WatchedStream(ChoiceStream):
 
         Meanwhile the engine goes on with the small answer.
         """
-        cascade = self.cascade
+        watch = self.watch
         answer = await strong.escalate(self._draft(judgement))
         if answer is None:
             self.is_degraded = True
-            cascade.reason = f"{judgement.reason}; {_REFUSED_ELSEWHERE}"
+            watch.reason = f"{judgement.reason}; {_REFUSED_ELSEWHERE}"
         else:
-            cascade.escalated = True
-            cascade.num_retracted_tokens = self.choice.usage.num_tokens
+            watch.escalated = True
+            watch.num_retracted_tokens = self.choice.usage.num_tokens
         return answer
 
     def _draft(self, judgement: Judgement) -> DraftAnswer:
-        assert self._job.cascade is not None, "it has judged"
+        assert self._job.watch is not None, "it has judged"
         return DraftAnswer(
             text=self._job.tokenizer.decode(self._small_ids),
-            num_tokens=self.cascade.num_held_tokens,
+            num_tokens=self.watch.num_held_tokens,
             confidence=judgement.confidence,
             reason=judgement.reason,
             quality=self._job.quality,
-            on_agreement=self._job.cascade.on_agreement,
+            on_agreement=self._job.watch.on_agreement,
         )
 
     def _explore(self, looks: SecondLooks, judgement: Judgement) -> None:
@@ -199,7 +197,7 @@ class WatchedStream(ChoiceStream):
             job.strong.second_opinion(draft)
             return
         target, other = job.escalation, job.choices[self._index].escalated
-        assert target is not None, "a job with a cascade has one"
+        assert target is not None, "a job with a watch has one"
 
         async def look() -> None:
             request, token_ids = self._request, tuple(self._small_ids)
@@ -222,7 +220,7 @@ class WatchedStream(ChoiceStream):
     async def _escalate(self, readers: AsyncExitStack) -> bool:
         """Give the small answer up for the large tier's; return whether that tier took it."""
         target = self._job.escalation
-        assert target is not None, "a job with a cascade has one"
+        assert target is not None, "a job with a watch has one"
         escalated = self._job.choices[self._index].escalated
         if escalated is None:
             return await self._switch(target)
@@ -280,9 +278,9 @@ class WatchedStream(ChoiceStream):
         if self._held_reason is not None and small.finish_reason is None:
             self._held += small.end(self._held_reason)
         if small.finish_reason is not None:
-            self._small = _SmallAnswer(small, self._held, replace(self.cascade))
-        self.cascade.escalated = True
-        self.cascade.num_retracted_tokens = small.usage.num_tokens
+            self._small = _SmallAnswer(small, self._held, replace(self.watch))
+        self.watch.escalated = True
+        self.watch.num_retracted_tokens = small.usage.num_tokens
         self.tier = target.tier
         self._held = []
         self._held_reason = None
@@ -293,8 +291,8 @@ class WatchedStream(ChoiceStream):
 
     def _keep_small(self, small: _SmallAnswer) -> list[Delta]:
         """Send the small answer after all: the large tier failed before its first text."""
-        self.choice, self.cascade, self.tier = small.choice, small.cascade, self._job.tier
-        self.cascade.reason = f"{self.cascade.reason}; {_REFUSED}"
+        self.choice, self.watch, self.tier = small.choice, small.watch, self._job.tier
+        self.watch.reason = f"{self.watch.reason}; {_REFUSED}"
         self._observe(self.choice.usage.num_tokens)
         return small.deltas
 
@@ -356,7 +354,7 @@ class WatchedStream(ChoiceStream):
         """Add tokens; drop those behind a stop string, which come only during a move."""
         if self.choice.finish_reason is not None:
             return []
-        if self._predicts_small and self.cascade.escalated:
+        if self._predicts_small and self.watch.escalated:
             # The prediction was the small answer, not the client's guess.
             event = replace(
                 event,
@@ -370,7 +368,7 @@ class WatchedStream(ChoiceStream):
         """Continue on the other tier behind the sent text; its first gap is not counted."""
         self._note_switch()
         self.tier = tier
-        self.cascade.escalated = True
+        self.watch.escalated = True
         self._is_continued = True
         self._num_continued = self.choice.usage.num_tokens
         self._last_token_s = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
-Verdict = Literal["conforms", "differs", "unchecked"]
+SchemaVerdict = Literal["conforms", "differs", "unchecked"]
 
 _MAX_STEPS: Final = 10_000  # pairs of a schema and a value, or listed names: 60 ms at most
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
@@ -59,14 +59,14 @@ class AnswerSchema:
             }
         return replace(self, content=content, arguments=arguments)
 
-    def verdict(self, text: str, calls: Iterable[tuple[str, str]]) -> Verdict:
+    def verdict(self, text: str, calls: Iterable[tuple[str, str]]) -> SchemaVerdict:
         """Check a whole answer: its content, and (name, arguments) of its calls."""
         pairs = [] if self.content is None else [(json.loads(self.content), text)]
         if self.arguments is not None:
             pairs += [(self.arguments.get(name, False), arguments) for name, arguments in calls]
         steps = _Steps()
         verdicts = {_verdict(schema, text, steps) for schema, text in pairs}
-        worst: tuple[Verdict, ...] = ("differs", "unchecked")
+        worst: tuple[SchemaVerdict, ...] = ("differs", "unchecked")
         return next((verdict for verdict in worst if verdict in verdicts), "conforms")
 
 
@@ -102,7 +102,7 @@ def _at(value: Any, part: str) -> Any:
     return value.get(part) if isinstance(value, dict) else None
 
 
-def _verdict(schema: Any, text: str, steps: "_Steps") -> Verdict:
+def _verdict(schema: Any, text: str, steps: "_Steps") -> SchemaVerdict:
     try:
         value = json.loads(text)
         return "conforms" if _Check(schema, steps).fits(schema, value) else "differs"

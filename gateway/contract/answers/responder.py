@@ -27,24 +27,25 @@ class PartialAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteReason:
-    """The reason why a responder answers.
-
-    `reason` says it in one ASCII line; empty where the responder's own reason is all there is.
-    `route_tier`: the tier that was tried first. `is_degraded`: an upstream tier should have
-    answered and could not. `quality` and `confidence` are the estimated worth of the local answer;
-    `num_held_tokens` of it were held back, `num_discarded_tokens` given up. `continues`: the part
-    of another tier's answer, sent before it broke off, that this answer continues.
-    """
+    """The reason why a responder answers."""
 
     hand_off: HandOffKind | None = None
     reason: str = ""
+    """One ASCII line; empty where the responder's own reason is all there is."""
     route_tier: str | None = None
+    """The tier that was tried first."""
     is_degraded: bool = False
+    """An upstream tier should have answered and could not."""
     quality: float | None = None
+    """The estimated worth of the local answer, before it began."""
     confidence: float | None = None
+    """The same, by what of it was held back."""
     num_held_tokens: int = 0
+    """Tokens of the local answer that were held back."""
     num_discarded_tokens: int = 0
+    """Its tokens that were given up."""
     continues: PartialAnswer | None = None
+    """The part of another tier's answer, sent before it broke off, that this answer continues."""
 
     def explain(self, reason: str) -> str:
         """Join this reason and a responder's own; what both say is said once."""
@@ -59,16 +60,11 @@ DIRECT = RouteReason()
 
 
 Place = Literal["small_upstream", "local", "upstream"]
-"""A server with the small model, models that this process runs, or an upstream tier."""
+"""A server with the small model, this gateway's engine, or an upstream tier."""
 
 
 class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of an answer for headers and logs. Seconds since the request's arrival.
-
-    is_cut_by_limit: it ends where a limit of the tenant does.
-
-    `inter_token_s`: the mean between two tokens, where the responder can tell tokens apart.
-    """
+    """The facts of an answer for headers and logs. Seconds since the request's arrival."""
 
     tier: str
     reason: str
@@ -81,10 +77,12 @@ class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_escalated: bool = False
     ttft_s: float | None = None
     inter_token_s: float | None = None
+    """The mean between two tokens, where the responder can tell tokens apart."""
     num_prompt_tokens: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     is_cut_by_limit: bool = False
+    """It ends where a limit of the tenant does."""
     left_out: tuple[str, ...] = ()
     """What its grammar does not enforce of schemas that are not strict, as the request's fields."""
 

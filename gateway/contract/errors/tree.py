@@ -177,6 +177,7 @@ FailureKind = Literal[
     "reported",  # an error event in its stream
     "ejected",  # not asked: its breaker is open
 ]
+"""The error code of a failure has `upstream_` in front, as in `upstream_no_credential`."""
 BLAMELESS_FAILURES: Final[frozenset[FailureKind]] = frozenset(
     {"throttled", "ejected", "no_credential"}
 )

@@ -30,7 +30,7 @@ MAX_STOP_CHARS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_LABEL_CHARS = 512
 MAX_BIASES = 1024
-MAX_STOP_TOKEN_IDS = 16
+MAX_REQUEST_STOP_TOKEN_IDS = 16
 MAX_DEADLINE_MS = 86_400_000
 MAX_METADATA = 16
 
@@ -184,42 +184,45 @@ class SloOptions(RequestModel):
 
 
 class OutriderOptions(RequestModel):
-    """The request's `outrider` object: how this request uses the two models.
+    """The request's `outrider` object: how this request uses the two models."""
 
-    `max_draft_nodes` and `max_draft_depth` bound the token tree of one step; `sources` says where
-    its guesses may come from. `quality`: the large model's own distribution (lossless, the default)
-    or a speculative cascade of both models. `tier` takes the choice from the router: a local model
-    or an upstream tier. `min_quality` is the accuracy that `auto` is to keep, as a share of what
-    the large model alone has; or `threshold`: the estimated quality from which on the small model's
-    answer stands. `hold_back_tokens`, `hold_back_ms`: how much of an answer under watch is held
-    back at most. `max_cost_usd` bounds what the request may cost at the server's
-    prices: a tier that could cost more does not answer. `fit_context`: where prompt and max_tokens
-    do not fit the context together, the answer may be as long as the context leaves.
-
-    `cache`: an equal request gets the first one's answer; on needs a seed or temperature 0.
-
-    `policy`: what may answer, models of this machine (local) or upstream servers (cloud).
-    `privacy`: nothing of a private request leaves this machine. `deadline_ms`: the time for the
-    whole answer, from the request's arrival.
-    """
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     speculation: Literal["on", "off"] | None = None
     max_draft_nodes: Annotated[int, Field(ge=0, le=255), WHOLE] | None = None
+    """Nodes of the token tree of one step at most, beside its root."""
     max_draft_depth: Annotated[int, Field(ge=0, le=255), WHOLE] | None = None
+    """Levels of that tree at most."""
     sources: Annotated[ListOf[Source], Field(max_length=16)] | None = None
+    """Where its guesses may come from."""
     slo: SloOptions | None = None
     quality: Literal["lossless"] | CascadeQuality | None = None
+    """The large model's own distribution (lossless, the default), or a speculative cascade of both
+    models."""
     tier: Label | None = None
+    """Takes the choice from the router: a local model or an upstream tier."""
     min_quality: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Accuracy that `auto` is to keep, as a share of what the large model alone has."""
     threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Or: the estimated quality from which on the small model's answer stands."""
     hold_back_tokens: Annotated[int, Field(ge=1, le=512), WHOLE] | None = None
+    """How much of an answer under watch is held back at most."""
     hold_back_ms: Annotated[float, Field(ge=0.01, le=3_600_000)] | None = None
+    """For how long at most."""
     max_cost_usd: Annotated[float, Field(gt=0.0)] | None = None
+    """Bounds what the request may cost at the server's prices: a tier that could cost more does not
+    answer."""
     fit_context: bool | None = None
+    """Where prompt and max_tokens do not fit the context together, the answer may be as long as the
+    context leaves."""
     policy: Policy | None = None
+    """What may answer: models of this machine (local), or upstream servers (cloud)."""
     privacy: Literal["private"] | None = None
+    """Nothing of a private request leaves this machine."""
     cache: Literal["on", "off"] | None = None
+    """An equal request gets the first one's answer; on needs a seed or temperature 0."""
     deadline_ms: Annotated[float, Field(gt=0.0, le=MAX_DEADLINE_MS)] | None = None
+    """Time for the whole answer, from the request's arrival."""
 
 
 class GenerationFields(RequestModel):
@@ -273,7 +276,7 @@ class GenerationFields(RequestModel):
         Field(description="An answer has at least this many tokens; at most max_tokens."),
     ] = None
     stop_token_ids: Annotated[
-        Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None,
+        Annotated[ListOf[TokenId], Field(max_length=MAX_REQUEST_STOP_TOKEN_IDS)] | None,
         Field(description="They end an answer beside the tokenizer's own, and have no text."),
     ] = None
     ignore_eos: Annotated[

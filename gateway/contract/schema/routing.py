@@ -6,7 +6,7 @@ from outrider.gateway.contract.schema.structs import ResponseModel, says
 from outrider.verifier.params import Tier
 
 
-class CascadeReport(ResponseModel):
+class WatchReport(ResponseModel):
     """Watching of the small model's answer: the most that is held back."""
 
     hold_back_tokens: int
@@ -66,7 +66,7 @@ class RouteReport(ResponseModel):
         Literal["text", "prompt", "answer"] | None,
         says("The last stage to decide: text, prompt (the small model's reading of it) or answer."),
     ]
-    cascade: CascadeReport | None
+    cascade: WatchReport | None
     prompt_tokens: Annotated[int | None, says("Null for an upstream tier.")]
     cost_usd: MaximumCost
     sticky: Annotated[Tier | None, says("The tier that has the conversation in its cache.")]

@@ -87,7 +87,7 @@ class EngineClient(Protocol):
         """
 
     async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
-        """Hand a running request to another tier. Unknown ids are ignored.
+        """Switch a running request to another tier. Unknown ids are ignored.
 
         The answer so far is retracted, or with `keeps_answer` continued; `TierSwitched` says when.
         Where the other tier cannot take the request there is no such event: the answer stays with

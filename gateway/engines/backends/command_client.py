@@ -61,7 +61,7 @@ class CommandClient(ABC):
         return self._streams.follow(request, on_end)
 
     async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
-        """Hand a running request to another tier. Unknown ids are ignored."""
+        """Switch a running request to another tier. Unknown ids are ignored."""
         self._streams.switch_tier(request_id, tier, keeps_answer=keeps_answer)
 
     async def keep_on_tier(self, request_id: str) -> None:

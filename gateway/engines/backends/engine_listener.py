@@ -36,7 +36,7 @@ from outrider.gateway.engines.backends.wire import (
     BlocksChanged,
     BlocksReset,
     Command,
-    Draining,
+    EngineDraining,
     Events,
     GetBlocks,
     GetStats,
@@ -298,7 +298,7 @@ class EngineListener:
             logger.info("gateway connected number=%d", gateway.number)
             self._say(gateway, self._welcome)
             if self._drain_timeout_s is not None:
-                self._say(gateway, Draining())
+                self._say(gateway, EngineDraining())
 
     def _turn_away(self, identity: bytes, reason: str, *, is_final: bool = False) -> None:
         """Tell a connection that it has ended, and abort its requests."""
@@ -372,7 +372,7 @@ class EngineListener:
         assert self._drain_timeout_s is not None
         if self._ends_s is None:
             self._ends_s = self._clock() + self._drain_timeout_s
-            self._say_to_all(Draining())
+            self._say_to_all(EngineDraining())
 
     @property
     def _has_drained(self) -> bool:

@@ -23,7 +23,7 @@ class ReceivedAnswer:
     """Takes one request's events in, from one engine after the other.
 
     stays_on_tier: the answer stays with its tier. switch: a change of tier that no event has
-    confirmed. was_held: it has ended, and waits to be settled or switched.
+    confirmed. was_held: it has ended, and waits to be kept or switched.
     """
 
     __slots__ = (

@@ -16,7 +16,7 @@ from outrider.gateway.engines.backends.supervised_client import (
     ReconnectPolicy,
     SupervisedClient,
 )
-from outrider.gateway.engines.backends.wire import Draining, Reply, Welcome
+from outrider.gateway.engines.backends.wire import EngineDraining, Reply, Welcome
 from outrider.verifier.params import Tier
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class RemoteEngineClient(SupervisedClient):
         self._on_lost()
 
     def _handle(self, reply: Reply) -> None:
-        if isinstance(reply, Draining):
+        if isinstance(reply, EngineDraining):
             logger.info("engine is draining endpoint=%s", self.endpoint)
             self._is_draining = True
         super()._handle(reply)

@@ -66,14 +66,14 @@ class Submit(_Message, frozen=True, tag="submit"):
 
 
 class SwitchTier(_Message, frozen=True, tag="switch_tier"):
-    """Hand a running request to another tier."""
+    """Switch a running request to another tier."""
 
     request_id: str
     tier: Tier
     keeps_answer: bool = False
 
 
-class KeepOnTier(_Message, frozen=True, tag="settle"):
+class KeepOnTier(_Message, frozen=True, tag="keep_on_tier"):
     """Hold an answer no longer at its end."""
 
     request_id: str
@@ -180,7 +180,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     """The fingerprint of each tier's."""
 
 
-class Draining(_Message, frozen=True, tag="draining"):
+class EngineDraining(_Message, frozen=True, tag="draining"):
     """The engine takes no new requests and ends when the running ones have."""
 
 
@@ -313,7 +313,7 @@ Reply = (
     | BlocksReset
     | Events
     | Welcome
-    | Draining
+    | EngineDraining
     | Goodbye
 )
 

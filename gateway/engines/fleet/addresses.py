@@ -26,17 +26,17 @@ _ADDRESS: Final = re.compile(r"tcp://[\w.:\[\]-]{1,255}:\d{1,5}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundReplicas:
     """What an entry means now. `startable`: the tiers of engines that start when asked for."""
 
     addresses: frozenset[str]
     startable: frozenset[Needs] = frozenset()
 
 
-Wanted = Sequence[Sequence[Tier]]
+WantedTiers = Sequence[Sequence[Tier]]
 """The tiers of each engine that requests wait for."""
 
-Resolve = Callable[[str, Wanted], Awaitable[Found]]
+Resolve = Callable[[str, WantedTiers], Awaitable[FoundReplicas]]
 """Looks an entry up, and tells it what is wanted. Raises OSError where it cannot be looked up."""
 
 
@@ -45,7 +45,7 @@ def is_looked_up(entry: str) -> bool:
     return entry.startswith((DNS, *LISTS))
 
 
-async def resolve(entry: str, wanted: Wanted = ()) -> Found:
+async def resolve(entry: str, wanted: WantedTiers = ()) -> FoundReplicas:
     """Look a name up, or read a page, as `Resolve` says; more than 1,024 addresses are an error."""
     if entry.startswith(LISTS):
         found = await asyncio.to_thread(_read_page, entry, wanted)
@@ -56,10 +56,10 @@ async def resolve(entry: str, wanted: Wanted = ()) -> Found:
     return found
 
 
-async def _look_up(entry: str) -> Found:
+async def _look_up(entry: str) -> FoundReplicas:
     host, _, port = entry.removeprefix(DNS).rpartition(":")
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return Found(
+    return FoundReplicas(
         frozenset(
             f"tcp://[{address[0]}]:{port}"
             if family == socket.AF_INET6
@@ -69,7 +69,7 @@ async def _look_up(entry: str) -> Found:
     )
 
 
-def _read_page(url: str, wanted: Wanted) -> Found:
+def _read_page(url: str, wanted: WantedTiers) -> FoundReplicas:
     """Read a list of addresses. Raises OSError where it is not one.
 
     What is wanted is posted; the answer is the same list.
@@ -86,7 +86,7 @@ def _read_page(url: str, wanted: Wanted) -> Found:
         raise OSError("it is no list of addresses") from None
 
 
-def _parsed(page: dict[str, Any]) -> Found:
+def _parsed(page: dict[str, Any]) -> FoundReplicas:
     """Return what a page lists. Raises ValueError, KeyError or TypeError where it is none."""
     addresses, startable = page["replicas"], page.get("startable", [])
     tiers = {tier for kind in startable for tier in kind}
@@ -94,4 +94,4 @@ def _parsed(page: dict[str, Any]) -> Found:
         raise ValueError("not an address")
     if not tiers <= set(TIERS):
         raise ValueError("not a tier")
-    return Found(frozenset(addresses), frozenset(map(frozenset, startable)))
+    return FoundReplicas(frozenset(addresses), frozenset(map(frozenset, startable)))

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from outrider.engine.request import EngineRequest
-from outrider.gateway.engines.fleet.replica import Replica, needed_tiers, num_tokens
+from outrider.gateway.engines.fleet.replica import EngineReplica, needed_tiers, num_tokens
 from outrider.gateway.engines.fleet.replica_placement import Ints
 from outrider.verifier.params import Tier
 
@@ -22,7 +22,7 @@ class Wanted:
     request: EngineRequest
     numerics: dict[Tier, str] = field(default_factory=dict)
     """The replica's numerics, by tier; empty where any will do."""
-    refused: frozenset[Replica] = frozenset()
+    refused: frozenset[EngineReplica] = frozenset()
     has_begun: bool = False
     """An engine had it before, so a draining replica may have it where there is no other."""
 
@@ -31,7 +31,7 @@ class Wanted:
 class Able:
     """The replicas that may have requests of a kind, as they were at some time."""
 
-    replicas: list[Replica]
+    replicas: list[EngineReplica]
     columns: Ints
     """Theirs on the `LoadBoard`, [n]."""
     least_context: dict[Tier, int]
@@ -41,7 +41,7 @@ class Able:
 class Candidates:
     """Looks through a pool's replicas, and remembers for a moment what it found."""
 
-    def __init__(self, replicas: Mapping[str, Replica]) -> None:
+    def __init__(self, replicas: Mapping[str, EngineReplica]) -> None:
         """`replicas` are the pool's, which may change; `forget` is to be called then."""
         self._replicas = replicas
         self._able: dict[tuple[object, ...], Able] = {}
@@ -86,5 +86,5 @@ class Candidates:
         return Able(replicas=taking, columns=_columns(taking), least_context=least, at_s=now_s)
 
 
-def _columns(replicas: list[Replica]) -> Ints:
+def _columns(replicas: list[EngineReplica]) -> Ints:
     return np.array([replica.column for replica in replicas], dtype=np.int64)

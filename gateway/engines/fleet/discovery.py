@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Iterable
 
 from outrider.engine.errors import EngineError
-from outrider.gateway.engines.fleet.addresses import Found, Resolve, is_looked_up, resolve
+from outrider.gateway.engines.fleet.addresses import FoundReplicas, Resolve, is_looked_up, resolve
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.demand import Demand, Needs
 from outrider.gateway.engines.fleet.pool import EnginePool
-from outrider.gateway.engines.fleet.replica import Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class DiscoveredPool(EnginePool):
     def __init__(
         self,
         entries: Iterable[str],
-        make_replica: Callable[[str], Replica],
+        make_replica: Callable[[str], EngineReplica],
         placement: CacheAware | None = None,
         *,
         resolve: Resolve = resolve,
@@ -41,7 +41,7 @@ class DiscoveredPool(EnginePool):
         self._cache_aware = placement
         self._resolve = resolve
         self._interval_s = interval_s
-        self._found: dict[str, Found] = {}  # by entry
+        self._found: dict[str, FoundReplicas] = {}  # by entry
         self._known: set[str] = set()
         self._discovery: asyncio.Task[None] | None = None
         self._removals: set[asyncio.Task[None]] = set()
@@ -72,16 +72,16 @@ class DiscoveredPool(EnginePool):
         asked_for = self.demand.wanted()
         for entry in self._entries:
             if not is_looked_up(entry):
-                self._found[entry] = Found(frozenset((entry,)))
+                self._found[entry] = FoundReplicas(frozenset((entry,)))
                 continue
-            before = self._found.get(entry, Found(frozenset()))
+            before = self._found.get(entry, FoundReplicas(frozenset()))
             try:
                 self._found[entry] = await self._resolve(
                     entry, asked_for if before.startable else ()
                 )
             except OSError as error:
                 logger.warning("engines cannot be looked up entry=%s reason=%s", entry, error)
-                self._found[entry] = Found(before.addresses)
+                self._found[entry] = FoundReplicas(before.addresses)
         startable = frozenset[Needs]().union(*(each.startable for each in self._found.values()))
         self.note_startable(startable)
         wanted = set[str]().union(*(each.addresses for each in self._found.values()))

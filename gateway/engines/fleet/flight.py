@@ -31,7 +31,7 @@ from outrider.gateway.engines.backends.received_answer import ReceivedAnswer
 from outrider.gateway.engines.backends.streams import DIED_MESSAGE, SHUT_DOWN_MESSAGE
 from outrider.gateway.engines.backends.wire import SwitchTier
 from outrider.gateway.engines.fleet.candidates import Wanted
-from outrider.gateway.engines.fleet.replica import Replica, needed_tiers, numerics_of
+from outrider.gateway.engines.fleet.replica import EngineReplica, needed_tiers, numerics_of
 from outrider.gateway.engines.fleet.replica_attempt import (
     Fleet,
     ReplicaAttempt,
@@ -71,7 +71,7 @@ class Flight:
         self._num_deaths = 0
         self._num_losses = 0
         self._is_suspect = False
-        self._refused: frozenset[Replica] = frozenset()
+        self._refused: frozenset[EngineReplica] = frozenset()
         self._refusal: EngineError | None = None
         self._moves_because: str | None = None
         self._is_aborted = False
@@ -79,7 +79,7 @@ class Flight:
         self._is_over = False
 
     @property
-    def replica(self) -> Replica | None:
+    def replica(self) -> EngineReplica | None:
         """The replica that has it; None while it waits for one."""
         return None if self._attempt is None else self._attempt.replica
 
@@ -102,7 +102,7 @@ class Flight:
             self._moves_because = reason
             await self._abort_attempt()
 
-    def has_lost(self, replica: Replica, generation: str | None) -> bool:
+    def has_lost(self, replica: EngineReplica, generation: str | None) -> bool:
         """Return whether it was lost with a replica's process, and this is not counted."""
         attempt = self._attempt
         if attempt is None or attempt.is_counted:
@@ -263,7 +263,7 @@ class Flight:
             raise
 
     def _begin(
-        self, replica: Replica, request: EngineRequest, *, is_switching: bool
+        self, replica: EngineReplica, request: EngineRequest, *, is_switching: bool
     ) -> ReplicaAttempt:
         self._num_attempts += 1
         num_tokens = self._fleet.num_uncached_tokens(request)

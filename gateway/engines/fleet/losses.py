@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.crash_suspects import CrashSuspects
-from outrider.gateway.engines.fleet.replica import Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica
 
 _FOUND_WITHIN_S: Final = 60.0
 
@@ -33,7 +33,7 @@ class Lost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    replica: Replica
+    replica: EngineReplica
     generation: str
     lost: Sequence[Lost]
     at_s: float
@@ -56,7 +56,7 @@ class Losses:
         """Note that a request was served to its end."""
         self._suspects.note_served(request)
 
-    def note(self, replica: Replica, generation: str | None, lost: Sequence[Lost]) -> None:
+    def note(self, replica: EngineReplica, generation: str | None, lost: Sequence[Lost]) -> None:
         """Count a replica's end for the requests that it had; `generation`: the process then."""
         self.take_back_survivors()
         if replica.has_said_goodbye(generation):

@@ -23,7 +23,7 @@ from outrider.gateway.engines.fleet.demand import Demand, Needs
 from outrider.gateway.engines.fleet.fleet_stats import joined_info
 from outrider.gateway.engines.fleet.flight import Flight
 from outrider.gateway.engines.fleet.losses import Losses
-from outrider.gateway.engines.fleet.replica import Replica, needed_tiers
+from outrider.gateway.engines.fleet.replica import EngineReplica, needed_tiers
 from outrider.gateway.engines.fleet.replica_placement import LeastWork, Placement
 from outrider.gateway.engines.fleet.roster import ReplicaState, Roster
 from outrider.verifier.params import Tier
@@ -45,7 +45,7 @@ class EnginePool:
 
     def __init__(
         self,
-        replicas: Iterable[Replica] = (),
+        replicas: Iterable[EngineReplica] = (),
         placement: Placement | None = None,
         *,
         resume_within_s: float = 60.0,
@@ -75,7 +75,7 @@ class EnginePool:
 
     # ---- replicas -------------------------------------------------------------------------
 
-    def add(self, replica: Replica) -> None:
+    def add(self, replica: EngineReplica) -> None:
         """Start a replica in the background; it gets requests once it is up.
 
         Raises ValueError where its name is taken.
@@ -291,7 +291,7 @@ class EnginePool:
         if self._flights.get(flight.request_id) is flight:
             del self._flights[flight.request_id]
 
-    async def place(self, wanted: Wanted) -> Replica | None:
+    async def place(self, wanted: Wanted) -> EngineReplica | None:
         """Choose the replica for a request; None where there is none now."""
         while (able := self._roster.candidates.of(wanted)).replicas:
             loads = self._roster.board.take(able.columns)
@@ -325,7 +325,7 @@ class EnginePool:
         """Hear that a request is no longer at its replica."""
         self._placement.note_end(request_id)
 
-    def note_loss(self, replica: Replica, generation: str | None) -> None:
+    def note_loss(self, replica: EngineReplica, generation: str | None) -> None:
         """Count a replica's end, once for all requests that it had."""
         lost = [each for each in self._flights.values() if each.has_lost(replica, generation)]
         self._losses.note(replica, generation, lost)

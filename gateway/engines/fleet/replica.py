@@ -22,7 +22,7 @@ class OtherModelsError(EngineError):
     code = "other_models"
 
 
-class EngineProcess(Protocol):
+class ReplicaProcess(Protocol):
     """The process at the other end of an engine client."""
 
     @property
@@ -51,7 +51,7 @@ class _Sample:
         )
 
 
-class Replica:
+class EngineReplica:
     """An engine client with a name. Belongs to one pool and one event loop.
 
     is_leaving: the pool is about to close it. is_held: its group drains (`EnginePool.drain`).
@@ -65,7 +65,7 @@ class Replica:
         client: EngineClient,
         *,
         index_lane: int = 0,
-        process: EngineProcess | None = None,
+        process: ReplicaProcess | None = None,
     ) -> None:
         """`index_lane`: its number in the `BlockIndex`.
 

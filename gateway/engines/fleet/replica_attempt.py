@@ -8,7 +8,7 @@ from outrider.engine.events import Ending, EngineInfo, Failed, Finished
 from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.fleet.candidates import Wanted
 from outrider.gateway.engines.fleet.demand import Demand, Needs
-from outrider.gateway.engines.fleet.replica import Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica
 
 if TYPE_CHECKING:
     from outrider.gateway.engines.fleet.flight import Flight
@@ -22,7 +22,7 @@ class ReplicaAttempt:
     """
 
     request: EngineRequest
-    replica: Replica
+    replica: EngineReplica
     generation: str | None
     """The generation of its replica's process."""
     info: EngineInfo
@@ -47,7 +47,7 @@ class Fleet(Protocol):
     def leave(self, flight: "Flight") -> None:
         """Forget a request that has ended."""
 
-    async def place(self, wanted: Wanted) -> Replica | None:
+    async def place(self, wanted: Wanted) -> EngineReplica | None:
         """Choose the replica for a request; None where there is none now."""
 
     def can_place(self, wanted: Wanted) -> bool:
@@ -65,7 +65,7 @@ class Fleet(Protocol):
     def note_departure(self, request_id: str) -> None:
         """Hear that a request is no longer at its replica."""
 
-    def note_loss(self, replica: Replica, generation: str | None) -> None:
+    def note_loss(self, replica: EngineReplica, generation: str | None) -> None:
         """Hear that a replica's process has ended; tells all flights that it had."""
 
     def note_served(self, request: EngineRequest) -> None:

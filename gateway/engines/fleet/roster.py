@@ -12,7 +12,7 @@ from outrider.engine.events import EngineInfo, EngineStats, TierInfo
 from outrider.gateway.engines.fleet.candidates import Candidates
 from outrider.gateway.engines.fleet.demand import Needs
 from outrider.gateway.engines.fleet.fleet_stats import FleetStats, joined_info
-from outrider.gateway.engines.fleet.replica import OtherModelsError, Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica, OtherModelsError
 from outrider.gateway.engines.fleet.replica_placement import LoadBoard
 from outrider.verifier.params import Tier
 
@@ -58,7 +58,7 @@ class Roster:
         on_arrival: Callable[[], None],
     ) -> None:
         """`move_off` has a replica's requests go on at others; `on_arrival`: one was taken in."""
-        self.replicas: dict[str, Replica] = {}
+        self.replicas: dict[str, EngineReplica] = {}
         self.board = LoadBoard()
         self.candidates = Candidates(self.replicas)
         self.stats = FleetStats()
@@ -67,11 +67,11 @@ class Roster:
         self._drain_timeout_s = drain_timeout_s
         self._move_off = move_off
         self._on_arrival = on_arrival
-        self._leaving: dict[Replica, asyncio.Task[None]] = {}
+        self._leaving: dict[EngineReplica, asyncio.Task[None]] = {}
         self._held_groups: set[str] = set()
         self._last_up: dict[Needs, float] = {}  # by the tiers of an engine
 
-    def add(self, replica: Replica) -> None:
+    def add(self, replica: EngineReplica) -> None:
         """Start a replica in the background. Raises ValueError where its name is taken."""
         if replica.name in self.replicas:
             raise ValueError(f"there is a replica {replica.name} already")
@@ -123,7 +123,7 @@ class Roster:
         since_s = time.monotonic() - within_s
         return any(needs <= tiers and at_s > since_s for tiers, at_s in self._last_up.items())
 
-    def _note_up(self, replica: Replica) -> None:
+    def _note_up(self, replica: EngineReplica) -> None:
         if replica.info is not None and not replica.is_draining:
             self._last_up[frozenset(replica.info.tiers)] = time.monotonic()
 
@@ -137,7 +137,7 @@ class Roster:
 
     # ---- starting -------------------------------------------------------------------------
 
-    async def _bring_up(self, replica: Replica) -> None:
+    async def _bring_up(self, replica: EngineReplica) -> None:
         """Start a replica's client, again and again while it cannot be reached."""
         backoff_s = MIN_BACKOFF_S
         while True:
@@ -156,7 +156,7 @@ class Roster:
             self.news.set()
             return
 
-    def _take_in(self, replica: Replica, info: EngineInfo) -> None:
+    def _take_in(self, replica: EngineReplica, info: EngineInfo) -> None:
         """Note a replica's models. Raises OtherModelsError where the pool has others."""
         for other in self.replicas.values():
             if other is replica or other.info is None or other.refusal is not None:
@@ -177,7 +177,7 @@ class Roster:
         self.candidates.forget()
         self._on_arrival()
 
-    async def is_as_known(self, replica: Replica) -> bool:
+    async def is_as_known(self, replica: EngineReplica) -> bool:
         """Return whether a replica, which may have been restarted, still has the pool's models."""
         try:
             info = await replica.client.info()
@@ -193,7 +193,7 @@ class Roster:
 
     # ---- draining -------------------------------------------------------------------------
 
-    async def _drain(self, replica: Replica) -> None:
+    async def _drain(self, replica: EngineReplica) -> None:
         """Wait until a replica has no more requests, then close it."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._drain_timeout_s
@@ -214,7 +214,7 @@ class Roster:
         self._leaving.pop(replica, None)
         logger.info("replica has gone name=%s", replica.name)
 
-    def hold(self, group: str) -> list[Replica]:
+    def hold(self, group: str) -> list[EngineReplica]:
         """Have a group take no new requests, also those of it that come later; return it.
 
         Raises NoReplicaLeftError where a tier would be left with none that takes requests.
@@ -235,14 +235,14 @@ class Roster:
         self._note_held(held)
         return held
 
-    def release(self, group: str) -> list[Replica]:
+    def release(self, group: str) -> list[EngineReplica]:
         """Have a group take requests again; return it."""
         self._held_groups.discard(group)
         freed = [each for each in self.replicas.values() if group and each.group == group]
         self._note_held(freed)
         return freed
 
-    def _note_held(self, group: list[Replica]) -> None:
+    def _note_held(self, group: list[EngineReplica]) -> None:
         for replica in group:
             replica.is_held = replica.group in self._held_groups
             logger.info("replica is_held=%s name=%s", replica.is_held, replica.name)
@@ -250,7 +250,7 @@ class Roster:
 
     # ---- watching -------------------------------------------------------------------------
 
-    async def read_stats(self) -> list[Replica]:
+    async def read_stats(self) -> list[EngineReplica]:
         """Ask all replicas for a snapshot; return those that are up."""
         up = [replica for replica in self.replicas.values() if replica.is_up]
         for replica in up:
@@ -258,7 +258,7 @@ class Roster:
         await asyncio.gather(*map(self._read_stats_of, up))
         return up
 
-    async def _read_stats_of(self, replica: Replica) -> None:
+    async def _read_stats_of(self, replica: EngineReplica) -> None:
         try:
             async with asyncio.timeout(_STATS_TIMEOUT_S):
                 stats = await replica.client.stats()
@@ -267,12 +267,12 @@ class Roster:
         self.stats.note(replica.name, stats)
         replica.note_stats(stats)
 
-    def total(self, up: list[Replica]) -> EngineStats:
+    def total(self, up: list[EngineReplica]) -> EngineStats:
         """Return the sum of all snapshots; of replicas that are not `up`, the counters only."""
         return self.stats.total(replica.name for replica in up)
 
 
-async def _close(replica: Replica) -> None:
+async def _close(replica: EngineReplica) -> None:
     if replica.starting is not None:
         replica.starting.cancel()
         await asyncio.gather(replica.starting, return_exceptions=True)
@@ -283,7 +283,7 @@ def _tiers(infos: Iterable[EngineInfo]) -> set[Tier]:
     return {tier for info in infos for tier in info.tiers}
 
 
-def _why_not(replica: Replica) -> str:
+def _why_not(replica: EngineReplica) -> str:
     if replica.refusal is not None:
         return str(replica.refusal)
     if replica.is_draining:

@@ -10,7 +10,7 @@ UnitName = Literal["user", "key", "conversation", "request"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Guardrails: the limits of every arm; None where there is none. As in rules.py."""
+    """Guardrails: the limits of every arm; None where there is none. As `GuardrailLimits`."""
 
     p95_ttft_ms: float | None = None
     error_share: float | None = None

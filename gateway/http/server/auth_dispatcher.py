@@ -119,7 +119,7 @@ class AuthDispatcher:
             if not needs_no_key:
                 state["principal"] = principal = self._principal(scope, headers)
                 context.key = principal.key_id
-            await self._enter(scope, receive, send_with_id, headers)
+            await self._call_endpoint(scope, receive, send_with_id, headers)
         except (GatewayError, EngineError, HTTPException) as error:
             response = self._refusal(scope, headers, error)
             await response(scope, receive, send_with_id)
@@ -141,7 +141,7 @@ class AuthDispatcher:
             self._foreign_pages.check(scope["method"], headers)
         return principal
 
-    async def _enter(
+    async def _call_endpoint(
         self, scope: Scope, receive: Receive, send: Send, headers: RequestHeaders
     ) -> None:
         endpoint = self._endpoints.get(scope["path"])

@@ -135,7 +135,7 @@ class RequestIntake:
                     if (model := model_in_path(request)) is not None:
                         body = naming(body, model)
                 result = await work(body)
-            await meter.end_and_wait("failed")
+            await meter.end_unless_ended()
         except Exception as error:
             meter.note_error(error)
             await meter.end_and_wait("failed")
@@ -223,11 +223,11 @@ class AnswerEndpoints:
         meter = self.intake.meter(request, name, self.intake.sinks)
 
         async def work(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._enter(request, meter)
+            await self._count(request, meter)
             await self.intake.with_body(request, meter, partial(answer, scope, receive, send))
 
         async def answer(scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
-            make = partial(self._planned, endpoint, request, body, api, meter)
+            make = partial(self._response, endpoint, request, body, api, meter)
             if IDEMPOTENCY_KEY in request.headers:
                 principal = meter.principal
                 response = await self.idempotent.answer(
@@ -239,7 +239,7 @@ class AnswerEndpoints:
 
         return WorkResponse(work)
 
-    async def _enter(self, request: Request, meter: RequestMeter) -> None:
+    async def _count(self, request: Request, meter: RequestMeter) -> None:
         """Count the request in its limits. One that they refuse has an outcome too."""
         try:
             await meter.enter()
@@ -248,7 +248,7 @@ class AnswerEndpoints:
             (meter if trace is None else trace).note_outcome(None, "failed", None, error)
             raise
 
-    async def _planned(
+    async def _response(
         self,
         endpoint: Endpoint,
         request: Request,
@@ -256,7 +256,7 @@ class AnswerEndpoints:
         api: Api | None,
         meter: RequestMeter,
     ) -> Response:
-        """Answer a request that is counted and read."""
+        """Plan a request that is counted and read; return what sends its answer, kept or new."""
         trace = self.intake.trace(request, meter, body)
         observer = meter if trace is None else trace
         if trace is not None:

@@ -24,7 +24,7 @@ _MEANINGS: Final[Mapping[LimitName, tuple[Unit, Period]]] = {
 }
 _ORDER: Final = {name: index for index, name in enumerate(get_args(LimitName))}
 
-Demand = tuple[int, int]
+LimitDemand = tuple[int, int]
 """The position of a rule in its plan, and the amount demanded of it."""
 
 
@@ -70,7 +70,7 @@ class LimitPlan:
             if rule.model is not None:
                 self._by_model.setdefault(rule.model, []).append(i)
 
-    def demands(self, overall: Amounts, by_tier: Mapping[str, Amounts]) -> list[Demand]:
+    def demands(self, overall: Amounts, by_tier: Mapping[str, Amounts]) -> list[LimitDemand]:
         """Return the demand on each rule that counts the request, 0 included."""
         demands = [(i, getattr(overall, self.rules[i].unit)) for i in self._overall]
         if self._by_model:

@@ -10,8 +10,8 @@ from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.limits.history import History
 from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.limit_rules import (
-    Demand,
     Holding,
+    LimitDemand,
     LimitPlan,
     LimitRule,
     ordered,
@@ -35,7 +35,7 @@ class _Plan:
         self.limits = limits
         self.counters = counters
 
-    def refusals(self, demands: Sequence[Demand], moment: ClockTimes) -> list[LimitRefusal]:
+    def refusals(self, demands: Sequence[LimitDemand], moment: ClockTimes) -> list[LimitRefusal]:
         """Return a refusal for each rule that has no room for its demand."""
         refusals = []
         for i, amount in demands:
@@ -48,7 +48,7 @@ class _Plan:
                 refusals.append(LimitRefusal(rule=rule, wanted=amount, used=used, wait_s=wait_s))
         return refusals
 
-    def states(self, demands: Sequence[Demand], moment: ClockTimes) -> tuple[LimitState, ...]:
+    def states(self, demands: Sequence[LimitDemand], moment: ClockTimes) -> tuple[LimitState, ...]:
         """Return the states of the rules in `demands`."""
         return ordered([self.state(i, moment) for i, _ in demands])
 
@@ -69,7 +69,7 @@ class MemoryReservation:
         limiter: "MemoryLimiter",
         plan: _Plan,
         holding: Holding,
-        entries: dict[int, list[Demand]],
+        entries: dict[int, list[LimitDemand]],
     ) -> None:
         self.plan = plan
         self._limiter = limiter
@@ -183,14 +183,14 @@ class MemoryLimiter:
         if not plan.counters:
             return UnlimitedReservation(want)
         holding = Holding(want.by_tier, want.most)
-        entries: dict[int, list[Demand]] = {}
+        entries: dict[int, list[LimitDemand]] = {}
         self.enter(plan, plan.limits.demands(holding.overall, want.by_tier), entries)
         reservation = MemoryReservation(self, plan, holding, entries)
         self._open.add(reservation)
         return reservation
 
     def enter(
-        self, plan: _Plan, demands: Sequence[Demand], entries: dict[int, list[Demand]]
+        self, plan: _Plan, demands: Sequence[LimitDemand], entries: dict[int, list[LimitDemand]]
     ) -> None:
         """Enter a request's demands, all or none. Raises RateLimitError or BudgetError."""
         moment = self.moment()
@@ -201,7 +201,7 @@ class MemoryLimiter:
         _enter(plan, demands, entries, moment)
 
     def grow(
-        self, plan: _Plan, demands: Sequence[Demand], entries: dict[int, list[Demand]]
+        self, plan: _Plan, demands: Sequence[LimitDemand], entries: dict[int, list[LimitDemand]]
     ) -> bool:
         """Enter more for a reservation, all or nothing."""
         moment = self.moment()
@@ -263,7 +263,10 @@ class MemoryLimiter:
 
 
 def _enter(
-    plan: _Plan, demands: Sequence[Demand], entries: dict[int, list[Demand]], moment: ClockTimes
+    plan: _Plan,
+    demands: Sequence[LimitDemand],
+    entries: dict[int, list[LimitDemand]],
+    moment: ClockTimes,
 ) -> None:
     for i, amount in demands:
         entered = entries.setdefault(i, [])
@@ -271,7 +274,7 @@ def _enter(
             entered.append((plan.counters[i].add(amount, moment), amount))
 
 
-def _give_back(counter: Counter, entries: Sequence[Demand], spent: int) -> None:
+def _give_back(counter: Counter, entries: Sequence[LimitDemand], spent: int) -> None:
     """Give back all but `spent`; answers use the earliest entries first."""
     for slot, amount in entries:
         kept = min(spent, amount)

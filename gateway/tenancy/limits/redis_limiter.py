@@ -12,8 +12,8 @@ from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.limits.headers import TOLD_UNITS
 from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.limit_rules import (
-    Demand,
     Holding,
+    LimitDemand,
     LimitPlan,
     LimitRule,
     ordered,
@@ -219,7 +219,11 @@ class RedisLimiter:
         return reservation
 
     async def grow(
-        self, reservation: RedisReservation, plan: LimitPlan, demands: Sequence[Demand], step: int
+        self,
+        reservation: RedisReservation,
+        plan: LimitPlan,
+        demands: Sequence[LimitDemand],
+        step: int,
     ) -> dict[int, LimitState] | None:
         """Enter more for a reservation; return the rules' new states, None where there is no
         room."""
@@ -236,7 +240,11 @@ class RedisLimiter:
         return None
 
     async def extend(
-        self, reservation: RedisReservation, plan: LimitPlan, demands: Sequence[Demand], step: int
+        self,
+        reservation: RedisReservation,
+        plan: LimitPlan,
+        demands: Sequence[LimitDemand],
+        step: int,
     ) -> dict[int, LimitState]:
         """Enter more for a reservation; returns the rules' new states.
 
@@ -250,7 +258,7 @@ class RedisLimiter:
         return self._entered(plan, demands, reply)
 
     def _entered(
-        self, plan: LimitPlan, demands: Sequence[Demand], reply: Sequence[int]
+        self, plan: LimitPlan, demands: Sequence[LimitDemand], reply: Sequence[int]
     ) -> dict[int, LimitState]:
         """Return the rules' states. Raises RateLimitError or BudgetError for a refusal."""
         states = _states(plan, demands, reply)
@@ -261,7 +269,12 @@ class RedisLimiter:
         return states
 
     async def _ask(
-        self, key: str, reservation_id: str, step: int, plan: LimitPlan, demands: Sequence[Demand]
+        self,
+        key: str,
+        reservation_id: str,
+        step: int,
+        plan: LimitPlan,
+        demands: Sequence[LimitDemand],
     ) -> list[int]:
         args: ScriptArgs = [reservation_id, self._lease_s, step]
         for i, amount in demands:
@@ -291,7 +304,7 @@ def _name(rule: LimitRule) -> str:
 
 
 def _states(
-    plan: LimitPlan, demands: Sequence[Demand], reply: Sequence[int]
+    plan: LimitPlan, demands: Sequence[LimitDemand], reply: Sequence[int]
 ) -> dict[int, LimitState]:
     """Return the limits' states by rule."""
     states = {}
@@ -302,7 +315,7 @@ def _states(
 
 
 def _refusals(
-    plan: LimitPlan, demands: Sequence[Demand], reply: Sequence[int]
+    plan: LimitPlan, demands: Sequence[LimitDemand], reply: Sequence[int]
 ) -> list[LimitRefusal]:
     refusals = []
     for n, (i, amount) in enumerate(demands):

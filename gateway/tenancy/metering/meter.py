@@ -202,6 +202,10 @@ class RequestMeter:
         if self._charged is not None and is_known:
             await self._charged.wait()
 
+    async def end_unless_ended(self) -> None:
+        """End a request that no answer of its own has ended, and give back what it reserved."""
+        await self.end_and_wait("failed")
+
     def _begin_end(self, ending: MeteredEnding) -> None:
         """Do what can be done at once, and the rest in a task."""
         self._ending = ending

@@ -140,7 +140,10 @@ def test_prompts_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
         ("a.jsonl", None, "no such file"),
         ("a.parquet", "x", "must end in one of .jsonl"),
         ("a.jsonl", "", r'is empty; write .*{"prompt"'),
+        ("a.csv", "prompt,answer\n", "is empty; write a line of column names"),
+        ("a.txt", "\n", "is empty; write a prompt a line"),
         ("a.jsonl", "{]\n", "line 1: not JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1: not JSON"),
         ("a.jsonl", "[1]\n", "line 1: must be a JSON object"),
         ("a.jsonl", '{"question": "x"}\n', "line 1: no messages, prompt or text; it has question"),
         ("a.jsonl", '{"messages": "x"}\n', "messages must be a list"),
@@ -159,6 +162,27 @@ def test_data_that_cannot_be_used_is_named(
         (tmp_path / name).write_text(text)
     with pytest.raises(PromptDataError, match=why):
         read_prompts(tmp_path / name)
+
+
+def test_a_file_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("Permission denied")
+
+    (tmp_path / "a.txt").write_text("x")
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PromptDataError, match="Permission denied"):
+        read_prompts(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.jsonl", '{"prompt": "Hi"}'), ("a.csv", "prompt\nHi\n"), ("a.txt", "Hi")],
+)
+def test_a_byte_order_mark_is_no_part_of_the_data(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert read_prompts(tmp_path / name) == [PromptRow(messages=(("user", "Hi"),))]
 
 
 def test_given_answers_end_as_the_large_model_would_end_them(large: Path) -> None:

@@ -48,7 +48,7 @@ HUGE = 10**400
         ({"num_logprobs": HUGE}, "num_logprobs"),
     ],
 )
-def test_hole_1_numbers_that_would_raise_in_a_step_are_refused_by_name(
+def test_numbers_that_would_raise_in_a_step_are_refused_by_name(
     fields: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(ValueError, match=f"{field}"):

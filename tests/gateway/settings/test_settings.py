@@ -22,7 +22,7 @@ from outrider.gateway.settings.tree import (
     setting_paths,
     to_toml,
 )
-from outrider.router.policy import CascadeOptions
+from outrider.router.policy import WatchOptions
 
 
 @pytest.fixture(autouse=True)
@@ -639,7 +639,7 @@ def test_defaults_are_those_of_the_parts() -> None:
     assert speculation.max_frontier == DraftConfig().max_frontier
     assert speculation.max_branching == DraftConfig().max_branching
     assert speculation.sources == DraftConfig().sources
-    routing, cascade = settings.routing, CascadeOptions()
+    routing, cascade = settings.routing, WatchOptions()
     assert routing.cascade == cascade.mode
     assert routing.hold_back_tokens == cascade.hold_back_tokens
     assert routing.hold_back_ms / 1000 == cascade.hold_back_s

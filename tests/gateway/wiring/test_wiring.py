@@ -27,7 +27,7 @@ from outrider.gateway.wiring import engine as engine_wiring
 from outrider.gateway.wiring import start
 from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.router.label_free import LabelFreePolicy
-from outrider.router.policy import CascadeOptions, TrainedPolicy
+from outrider.router.policy import TrainedPolicy, WatchOptions
 from outrider.verifier.params import SamplingParams, Tier
 from tests.models import save_hf_model
 from tests.router.routers import scorer_that_says, table
@@ -330,9 +330,7 @@ def test_routing_settings_reach_the_policy(
     parts = wiring.build_parts(settings, wiring.build_client(settings))
     assert isinstance(parts.router, TrainedPolicy)
     assert parts.router.current_setting().strong_share == pytest.approx(0.2)
-    assert parts.router.cascade == CascadeOptions(
-        hold_back_tokens=5, hold_back_s=0.08, mid_stream=True
-    )
+    assert parts.router.watch == WatchOptions(hold_back_tokens=5, hold_back_s=0.08, mid_stream=True)
     routing = parts.routing
     assert not routing.is_sticky
     assert routing.guard is not None

@@ -1,4 +1,4 @@
-"""Initial trees, the payload that the host reads, and a whole step without the host."""
+"""Initial trees, what the host reads of them, and a whole step without the host."""
 
 from typing import Any
 
@@ -25,15 +25,15 @@ def test_an_empty_batch_builds_no_tree(kernels: None, device: torch.device) -> N
 
 
 @pytest.mark.slow_cases
-def test_the_payload_holds_the_candidates(kernels: None, device: torch.device) -> None:
+def test_the_first_columns_hold_the_candidates(kernels: None, device: torch.device) -> None:
     growth = Growth.begin(11, device, num_sequences=3, width=2, branching=3, has_text=True)
     growth.choose()
     growth.expand()
     state = growth.state
-    drafter_payload = torch.cat(
-        [state.numbers.reshape(-1), state.candidates[:, :, :100].reshape(-1)]
+    known = CandidateFields(
+        fields=state.candidates[:, :, :100].cpu().numpy(),
+        num_candidates=state.num_candidates.cpu().numpy(),
     )
-    known = CandidateFields.of_drafter_payload(drafter_payload.cpu().numpy(), 3)
     for sequence, tree in enumerate(growth.trees):
         own = known.of_tree(sequence)
         assert own.token_id == [candidate.token_id for candidate in tree.candidates]

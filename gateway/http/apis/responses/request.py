@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Discriminator, Field, JsonValue, Tag
 
 from outrider.gateway.contract.schema.common import (
-    MAX_STOP_TOKEN_IDS,
+    MAX_REQUEST_STOP_TOKEN_IDS,
     MAX_STOPS,
     MAX_TOP_LOGPROBS,
     WHOLE,
@@ -335,7 +335,9 @@ class ResponsesFields(RequestModel):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
     logit_bias: LogitBias | None = None
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = None
-    stop_token_ids: Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    stop_token_ids: (
+        Annotated[ListOf[TokenId], Field(max_length=MAX_REQUEST_STOP_TOKEN_IDS)] | None
+    ) = None
     ignore_eos: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
 

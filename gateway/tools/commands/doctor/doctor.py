@@ -325,13 +325,14 @@ def _memory(settings: Settings) -> Finding:
 
 
 def _router(settings: Settings) -> Finding:
-    from outrider.router.policy import load_policy
+    from outrider.router.costs import TypicalRequest
+    from outrider.router.loading import RoutingOptions, load_router
 
     path = settings.models.resolved_router()
     if path is None:
         detail = "none for this pair: `auto` lets the small model begin and judges its first tokens"
         return Finding(name="router", status="ok", detail=detail)
-    load_policy(path)
+    load_router(path, ("small", "large"), RoutingOptions(), TypicalRequest())
     return Finding(name="router", status="ok", detail=f"at {path}")
 
 

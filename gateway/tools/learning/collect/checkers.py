@@ -50,7 +50,7 @@ class AnswerCheck:
 def make_check(kind: str, expected: object, schema: object = None) -> AnswerCheck:
     """The check of a kind. `expected`: text or a JSON value; `schema`: of json_schema, if apart.
 
-    Raises CheckError for an unknown kind, and where `expected` is missing or cannot be used.
+    Raises UncheckableError for an unknown kind, and where `expected` is missing or cannot be used.
     """
     if kind not in CHECK_KINDS:
         raise UncheckableError(

@@ -31,7 +31,7 @@ class TriedRate(Generic[Measured]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found(Generic[Measured]):
+class SearchResult(Generic[Measured]):
     """`best`: the highest rate that was enough, None where none was. `is_bounded`: whether a higher
     one was too much."""
 
@@ -42,7 +42,7 @@ class Found(Generic[Measured]):
 
 async def find_highest_rate(
     measure: Callable[[float], Awaitable[tuple[bool, Measured]]], settings: SearchSettings
-) -> Found[Measured]:
+) -> SearchResult[Measured]:
     """`measure` runs at a rate per second and says whether that was enough.
 
     It supposes that what is too much stays so at higher rates. Near the edge a run is decided by
@@ -64,7 +64,7 @@ async def find_highest_rate(
         if following is None:
             break
         rate = following
-    return Found(best=best, is_bounded=too_much is not None, steps=steps)
+    return SearchResult(best=best, is_bounded=too_much is not None, steps=steps)
 
 
 def _next(enough: float | None, too_much: float | None, settings: SearchSettings) -> float | None:

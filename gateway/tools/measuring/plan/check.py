@@ -40,7 +40,7 @@ def lengths_of(result: BenchResult) -> LengthPairs:
 
 
 def compare(system: System, result: BenchResult, *, overhead_s: float = 0.0) -> list[Compared]:
-    """The run's own requests, simulated as they came. Raises CheckError.
+    """The run's own requests, simulated as they came. Raises RunMismatchError.
 
     `overhead_s`: what lies between the engine and the client, added to the first token.
     """
@@ -72,7 +72,7 @@ def compare(system: System, result: BenchResult, *, overhead_s: float = 0.0) -> 
 
 
 def _usable(result: BenchResult) -> list[RequestRow]:
-    """Whole answers with known lengths. Raises CheckError where there are none."""
+    """Whole answers with known lengths. Raises RunMismatchError where there are none."""
     rows = [row for row in result.measured if row.is_success and row.num_completion_tokens]
     if not rows:
         raise RunMismatchError("the measured run has no successful request with a known length")

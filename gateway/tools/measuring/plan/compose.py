@@ -46,7 +46,7 @@ class Ground:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PlanWishes:
     """Questions that the plan answers. `measured`: a run to compare the plan with."""
 
     lengths: LengthPairs
@@ -220,7 +220,7 @@ def _described(path_or_id: str, notes: list[str]) -> ModelConfig:
     return read_model_config(path_or_id)
 
 
-def compose(found: Ground, wanted: Wanted, settings: Settings) -> CapacityPlan:
+def compose(found: Ground, wanted: PlanWishes, settings: Settings) -> CapacityPlan:
     """Every way to serve, simulated. Raises ValueError for requests that cannot be served."""
     lengths = wanted.lengths.within(found.max_context)
     usd_per_hour = wanted.usd_per_hour
@@ -266,7 +266,7 @@ def compose(found: Ground, wanted: Wanted, settings: Settings) -> CapacityPlan:
     )
 
 
-def _variants(found: Ground, wanted: Wanted, settings: Settings) -> list[Variant]:
+def _variants(found: Ground, wanted: PlanWishes, settings: Settings) -> list[Variant]:
     """From plain decoding to everything that this pair can do."""
     large, small = found.tiers.get("large"), found.tiers.get("small")
     options = settings.engine

@@ -154,9 +154,9 @@ def _planned(flags: PlanFlags, console: "Console") -> "CapacityPlan":
     check_folders(settings)
     measured = None if flags.check is None else read_result(flags.check)
     # It imports torch, which takes seconds.
-    from outrider.gateway.tools.measuring.plan.compose import Wanted, compose, ground
+    from outrider.gateway.tools.measuring.plan.compose import PlanWishes, compose, ground
 
-    wanted = Wanted(
+    wanted = PlanWishes(
         lengths=_lengths(flags, measured),
         goal=_goal(flags.slo, flags.target_attainment),
         small_share=flags.small_share,

@@ -340,7 +340,7 @@ def test_a_weak_local_answer_is_handed_over_in_the_hold_back_window(
         assert response.headers["x-outrider-confidence"] == "0.5000"
         assert told["held_tokens"] == told["discarded_tokens"] == 3
         assert told["escalated"] is True
-        # Nothing that the small model does is wasted: what it wrote is the other one's first draft.
+        # What the small model wrote is the other one's first draft.
         guess = world.cloud.requests[0].document["prediction"]["content"]
         assert guess
         assert LOCAL_TEXT.startswith(guess)

@@ -26,7 +26,7 @@ from outrider.router.calibration import Calibration
 from outrider.router.costs import TokenPrices
 from outrider.router.dial import Dial
 from outrider.router.guard import RouteGuard
-from outrider.router.policy import CascadeOptions, TrainedPolicy, own_setting
+from outrider.router.policy import TrainedPolicy, WatchOptions, own_setting
 from outrider.verifier.params import Tier
 from tests.gateway.answers import read_answer
 from tests.gateway.scripted_client import Script, ScriptedClient
@@ -60,7 +60,7 @@ class World:
             scorer=scorer,
             current_setting=lambda: setting,
             dial=None if self.calibration is None else Dial(self.calibration),
-            cascade=self.parts.get("cascade", CascadeOptions()),
+            watch=self.parts.get("cascade", WatchOptions()),
         )
         self.engine = ChangedInfo(
             vocab_size=420,
@@ -125,7 +125,7 @@ def test_a_tier_can_be_named_in_the_options(world: Callable[..., World]) -> None
     made = world(quality=0.9)
     for tier in ("small", "large"):
         job = made.job(outrider={"tier": tier})
-        assert (job.tier, job.reason, job.cascade) == (tier, "requested", None)
+        assert (job.tier, job.reason, job.watch) == (tier, "requested", None)
         assert made.job(model=tier, outrider={"tier": tier}).tier == tier
     error = made.refusal(model="small", outrider={"tier": "large"})
     assert error.param == "outrider.tier"
@@ -138,10 +138,10 @@ def test_a_tier_can_be_named_in_the_options(world: Callable[..., World]) -> None
 
 def test_a_named_model_is_never_a_cascade(world: Callable[..., World]) -> None:
     made = world(calibration=table())
-    assert made.job().cascade is not None
+    assert made.job().watch is not None
     for fields in ({"model": "small"}, {"outrider": {"tier": "small"}}):
         job = made.job(**fields)
-        assert (job.tier, job.cascade, job.quality) == ("small", None, None)
+        assert (job.tier, job.watch, job.quality) == ("small", None, None)
         assert not job.choices[0].request.may_escalate
 
 
@@ -168,8 +168,8 @@ def test_a_threshold_of_the_requests_own(world: Callable[..., World]) -> None:
 def test_a_hold_back_of_the_requests_own(world: Callable[..., World]) -> None:
     options = {"hold_back_tokens": 3, "hold_back_ms": 40.0}
     job = world(calibration=table()).job(stream=True, outrider=options)
-    assert job.cascade is not None
-    assert job.cascade.hold_back_s == 0.04
+    assert job.watch is not None
+    assert job.watch.hold_back_s == 0.04
 
 
 # ---- cascades ----------------------------------------------------------------------------------
@@ -179,8 +179,8 @@ def test_a_watched_request_asks_the_engine_for_what_the_watch_needs(
     world: Callable[..., World],
 ) -> None:
     job = world(calibration=table()).job(n=2, stream=True)
-    assert job.cascade is not None
-    assert job.cascade.hold_back_s == 0.25
+    assert job.watch is not None
+    assert job.watch.hold_back_s == 0.25
     assert job.quality == pytest.approx(0.5)
     assert job.escalation is not None
     assert (job.escalation.tier, job.escalation.model_id) == ("large", "test/large-model")
@@ -199,7 +199,7 @@ def test_a_watched_request_asks_the_engine_for_what_the_watch_needs(
 
 def test_unstreamed_answers_have_no_time_limit(world: Callable[..., World]) -> None:
     made = world(calibration=table())
-    whole = made.job().cascade
+    whole = made.job().watch
     assert whole is not None
     assert whole.hold_back_s is None
 
@@ -210,9 +210,9 @@ def test_a_watched_request_fits_both_models(world: Callable[..., World]) -> None
 
     made = world(calibration=table(), change=change)
     job = made.job(max_tokens=100)
-    assert job.cascade is not None
+    assert job.watch is not None
     long = made.job(max_tokens=200)
-    assert (long.tier, long.cascade) == ("small", None)
+    assert (long.tier, long.watch) == ("small", None)
     assert "too long for the large model" in long.reason
     with pytest.raises(PromptTooLongError):
         made.job(max_tokens=300)
@@ -258,7 +258,7 @@ def test_models_that_write_differently_get_requests_of_their_own(
         ids.append(choice.escalated.request_id)
     assert len(set(ids)) == 4
     # Token ids mean something in one of the tokenizers only.
-    assert made.job(logit_bias={"5": 1}).cascade is None
+    assert made.job(logit_bias={"5": 1}).watch is None
 
 
 # ---- costs -------------------------------------------------------------------------------------
@@ -292,8 +292,8 @@ def test_a_cascade_must_be_affordable_when_both_models_write(
     assert report.cost_usd is not None
     costs = [report.cost_usd, *(option.cost_usd for option in report.alternatives)]
     both = sum(cost for cost in costs if cost is not None)
-    assert made.job(max_tokens=10, outrider={"max_cost_usd": both * 1.001}).cascade is not None
-    assert made.job(max_tokens=10, outrider={"max_cost_usd": both * 0.999}).cascade is None
+    assert made.job(max_tokens=10, outrider={"max_cost_usd": both * 1.001}).watch is not None
+    assert made.job(max_tokens=10, outrider={"max_cost_usd": both * 0.999}).watch is None
 
 
 def test_the_length_of_an_answer_is_the_default_or_what_was_learnt(
@@ -379,11 +379,11 @@ def test_a_tool_loop_stays_with_the_model_that_made_the_calls(
     result = {"role": "tool", "tool_call_id": "call_1", "content": "42"}
     loop = [*first, called, result]
     unknown = made.job(loop)
-    assert (unknown.tier, unknown.cascade) == ("large", None)
+    assert (unknown.tier, unknown.watch) == ("large", None)
     assert unknown.reason == "tool loop: large, the tier that made the calls is unknown"
     learnt(made.job(first), answer("small", "", calls=(("f", "{}"),)))
     job = made.job(loop)
-    assert (job.tier, job.cascade, job.reason) == (
+    assert (job.tier, job.watch, job.reason) == (
         "small",
         None,
         "tool loop: small, made the calls",
@@ -392,7 +392,7 @@ def test_a_tool_loop_stays_with_the_model_that_made_the_calls(
     assert made.job(loop).tier == "small"
     # Once it has been answered the loop is over, and the router is asked again.
     over = [*loop, {"role": "assistant", "content": "It is 42."}, user("Thanks.")]
-    assert made.job(over).cascade is not None
+    assert made.job(over).watch is not None
     assert made.job(loop, outrider={"tier": "large"}).tier == "large"
 
 

@@ -28,7 +28,7 @@ from outrider.gateway.contract.schema.responses import (
 )
 from outrider.gateway.http.server.answer_response import AnswerResponse, header_text
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
-from outrider.router.cascade import Action
+from outrider.router.watch import Action
 from tests.gateway.answers import read_answer
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import PlannedWatch, letters, watched_job
@@ -230,7 +230,7 @@ def test_log_probabilities_belong_to_the_sent_tokens(
 
 
 def test_an_unwatched_answer_reports_no_cascade(tokenizer: ChatTokenizer, encode: Encode) -> None:
-    job = msgspec.structs.replace(watched_job(tokenizer, []), cascade=None, escalation=None)
+    job = msgspec.structs.replace(watched_job(tokenizer, []), watch=None, escalation=None)
     (plan,) = watched_job(tokenizer, [PlannedWatch()]).choices
     plan = msgspec.structs.replace(plan, request=replace(plan.request, may_escalate=False))
     result = answered(

@@ -24,7 +24,7 @@ from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.wiring.build import build_client
-from outrider.router.cascade import Action
+from outrider.router.watch import Action
 from outrider.verifier.params import SamplingParams
 from tests.gateway.watches import Outcome, PlannedWatch, unwatched, watched_job
 
@@ -186,10 +186,10 @@ async def test_every_position(pair: ChatTokenizer, temperature: float, kind: str
         for (action, at), outcome in zip(cases, outcomes, strict=True):
             expected = plain["large" if action == "escalate" else "small"]
             assert same(outcome, expected), (action, at, outcome.text(), expected.text())
-            cascade = outcome.generation.cascades[0]
-            assert cascade.escalated == (action == "escalate")
+            watch = outcome.generation.watches[0]
+            assert watch.escalated == (action == "escalate")
             num_reused = outcome.generation.choices[0].usage.num_reused_tokens
-            assert num_reused <= cascade.num_retracted_tokens
+            assert num_reused <= watch.num_retracted_tokens
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from outrider.gateway.answering.text.tool_formats import FORMATS
 from outrider.gateway.answering.text.tool_parser import ToolReading
 from outrider.gateway.contract.errors.tree import EngineLostError, GenerationError
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
-from outrider.router.cascade import Action
+from outrider.router.watch import Action
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import (
     Outcome,
@@ -99,10 +99,10 @@ def test_every_position_with_a_stop_string_at_every_place(
             job = watched_job(tokenizer, [watch], stops=("STOP",))
             outcome = collect(engine, job)
             assert_same(outcome, alone(engine, job, action))
-            cascade = outcome.generation.cascades[0]
+            watch = outcome.generation.watches[0]
             num_written = place + 4 if word == "STOP" else len(small)
-            assert cascade.num_held_tokens == min(at, num_written)
-            assert cascade.escalated == (action == "escalate")
+            assert watch.num_held_tokens == min(at, num_written)
+            assert watch.escalated == (action == "escalate")
             assert not engine.running
 
 
@@ -250,7 +250,7 @@ def test_a_watch_that_will_not_decide_lets_the_answer_stand(
         job = watched_job(tokenizer, [PlannedWatch("hold")], hold_back_s=hold_back_s)
         outcome = collect(engine, job)
         assert outcome.text() == SMALL
-        assert not outcome.generation.cascades[0].escalated
+        assert not outcome.generation.watches[0].escalated
 
 
 @pytest.mark.parametrize("at", [0, 3, None])
@@ -283,7 +283,7 @@ def test_a_large_tier_that_refuses(
     assert_same(outcome, alone(engine, job, "commit"))
     generation = outcome.generation
     assert "could not take it, small answer kept" in generation.reason
-    assert (generation.tier, generation.cascades[0].escalated) == ("small", False)
+    assert (generation.tier, generation.watches[0].escalated) == ("small", False)
     assert generation.num_discarded_tokens == 0
     text = metrics.exposition(None).decode()
     assert 'outrider_cascade_decisions_total{action="refuse",tier="small"} 1.0' in text
@@ -544,7 +544,7 @@ def test_each_choice_decides_alone(tokenizer: ChatTokenizer, encode: Encode) -> 
     generation = outcome.generation
     assert generation.tier == "large"
     assert generation.model_id == "test/large-model"
-    assert [usage.num_held_tokens for usage in generation.cascades] == [2, 16, len(SMALL)]
+    assert [usage.num_held_tokens for usage in generation.watches] == [2, 16, len(SMALL)]
     assert generation.num_discarded_tokens == 16 - len(large)
     assert generation.reason == (
         "router: unsure (0.55); cascade: escalate at tokens (1 of 3 choices escalated)"

@@ -58,7 +58,7 @@ def read(form: ToolFormatName, text: str, step: int, *, only_calls: bool = False
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_hole_6_little_of_a_hostile_answer_is_read_again(form: ToolFormatName, text: str) -> None:
+def test_little_of_a_hostile_answer_is_read_again(form: ToolFormatName, text: str) -> None:
     in_tokens = read(form, text, 7)
     assert in_tokens == read(form, text, len(text)), "cuts do not matter"
     read(form, text, 7, only_calls=True)
@@ -80,7 +80,7 @@ def test_content_that_is_no_call_is_kept_to_the_character(name: str) -> None:
     assert read("hermes", text, 7) == [f"content:{text}"]
 
 
-def test_hole_6_space_in_front_of_an_answer_is_not_read_again() -> None:
+def test_space_in_front_of_an_answer_is_not_read_again() -> None:
     for end, expected in (("x", "content"), (f"{THINK.open}x", "reasoning")):
         splitter = ThinkingSplitter()
         pieces = []

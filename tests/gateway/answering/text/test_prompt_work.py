@@ -51,7 +51,7 @@ def messages(text: str) -> Any:
     return ChatRequest.model_validate({"model": "auto", "messages": turns}).messages
 
 
-def test_hole_6_long_texts_are_tokenised_with_the_interpreter_free(
+def test_long_texts_are_tokenised_with_the_interpreter_free(
     tokenizer: ChatTokenizer, counting: Counting
 ) -> None:
     text = WORDS * 400
@@ -65,7 +65,7 @@ def test_hole_6_long_texts_are_tokenised_with_the_interpreter_free(
     assert len(counting.free_chars) == 3
 
 
-def test_hole_6_of_a_prompt_far_too_long_only_the_beginning_is_tokenised(
+def test_of_a_prompt_far_too_long_only_the_beginning_is_tokenised(
     tokenizer: ChatTokenizer, counting: Counting
 ) -> None:
     work = PromptWork(max_context=1000, max_tokens=7)
@@ -86,7 +86,7 @@ def test_a_prompt_of_few_tokens_for_its_characters_is_not_refused_early(
     assert len(asyncio.run(tokenizer.encode(text, work)).token_ids) == num_tokens
 
 
-def test_hole_6_too_many_characters_are_refused_before_anything_is_rendered(
+def test_too_many_characters_are_refused_before_anything_is_rendered(
     tokenizer: ChatTokenizer, counting: Counting
 ) -> None:
     work = PromptWork(max_chars=10_000)
@@ -137,7 +137,7 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_hole_6_tenants_take_turns_for_the_slots() -> None:
+def test_tenants_take_turns_for_the_slots() -> None:
     async def scenario() -> list[str]:
         slots, held = PromptSlots(num_slots=1), Held()
         names = ["a1", "a2", "a3", "a4", "b1", "b2"]
@@ -154,7 +154,7 @@ def test_hole_6_tenants_take_turns_for_the_slots() -> None:
     assert asyncio.run(scenario()) == ["a1", "a2", "b1", "a3", "b2", "a4"]
 
 
-async def test_hole_6_one_tenant_has_a_bounded_queue_of_its_own() -> None:
+async def test_one_tenant_has_a_bounded_queue_of_its_own() -> None:
     slots, held = PromptSlots(num_slots=1, max_waiting_per_tenant=2), Held()
     works = [held.work(name) for name in ("a1", "a2", "a3")]
     tasks = [asyncio.create_task(slots.long.run("a", work)) for work in works]
@@ -168,7 +168,7 @@ async def test_hole_6_one_tenant_has_a_bounded_queue_of_its_own() -> None:
     assert await asyncio.gather(*tasks) == ["a1", "a2", "a3", "b1"]
 
 
-def test_hole_6_a_client_that_leaves_frees_its_slot_when_its_thread_has_ended() -> None:
+def test_a_client_that_leaves_frees_its_slot_when_its_thread_has_ended() -> None:
     async def scenario() -> list[str]:
         slots, held = PromptSlots(num_slots=1), Held()
         first = asyncio.create_task(slots.long.run("a", held.work("a1")))
@@ -255,7 +255,7 @@ async def _longest_gap_s(work: Any) -> float:
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", ["text", "control tokens", "messages", "calls"])
-def test_hole_6_the_largest_prompts_do_not_hold_the_event_loop(
+def test_the_largest_prompts_do_not_hold_the_event_loop(
     tokenizer: ChatTokenizer, shape: str
 ) -> None:
     """The best of three: other processes may hold the machine, but not each time."""

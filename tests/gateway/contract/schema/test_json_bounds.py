@@ -94,7 +94,7 @@ SURFACES = (
 
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("path", SURFACES)
-def test_hole_6_a_body_of_too_many_values_is_refused_before_it_is_parsed(
+def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(
     http: httpx.Client, path: str
 ) -> None:
     # A parser would complain of its end.
@@ -120,7 +120,7 @@ def test_hole_6_a_body_of_too_many_values_is_refused_before_it_is_parsed(
         ({"x": json.loads("[" * 200 + "]" * 200)}, "max_json_nesting"),
     ],
 )
-def test_hole_6_the_bounds_by_default(document: Any, bound: str) -> None:
+def test_the_bounds_by_default(document: Any, bound: str) -> None:
     with pytest.raises(BodyTooComplexError, match=bound):
         check_json_bounds(json.dumps(document).encode(), JsonBounds())
 

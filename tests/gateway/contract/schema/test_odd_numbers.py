@@ -63,7 +63,7 @@ def body(path: str, field: str, number: str) -> bytes:
 
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("path", ENDPOINTS)
-def test_hole_1_no_number_is_a_failure_of_the_gateway(
+def test_no_number_is_a_failure_of_the_gateway(
     server: Server, http: httpx.Client, path: str
 ) -> None:
     headers = {"content-type": "application/json"}

@@ -92,7 +92,7 @@ class Upstream:
 
 
 @pytest.mark.parametrize("template", [FREEZE, "x"])
-def test_hole_4_a_client_cannot_replace_the_template_of_a_count(
+def test_a_client_cannot_replace_the_template_of_a_count(
     tokenizer_folder: Any, template: str
 ) -> None:
     upstream = Upstream(tokenizer_folder)
@@ -100,7 +100,7 @@ def test_hole_4_a_client_cannot_replace_the_template_of_a_count(
     assert not upstream.rendered, "nothing was rendered"
 
 
-def test_hole_4_a_variable_never_lowers_a_count(tokenizer_folder: Any) -> None:
+def test_a_variable_never_lowers_a_count(tokenizer_folder: Any) -> None:
     template = "{% if brief %}x{% else %}{{ messages[0].content }}{% endif %}{{ more or '' }}"
     upstream = Upstream(tokenizer_folder, template)
     plain = upstream.count()
@@ -119,7 +119,7 @@ def test_hole_4_a_variable_never_lowers_a_count(tokenizer_folder: Any) -> None:
         [{"role": "user", "content": ""}] * 1025,
     ],
 )
-def test_hole_4_a_count_has_bounds_on_all_that_a_template_is_given(
+def test_a_count_has_bounds_on_all_that_a_template_is_given(
     tokenizer_folder: Any, messages: Any
 ) -> None:
     upstream = Upstream(tokenizer_folder)
@@ -127,7 +127,7 @@ def test_hole_4_a_count_has_bounds_on_all_that_a_template_is_given(
     assert not upstream.rendered
 
 
-def test_hole_4_prompts_of_a_batch_are_bounded_together(tokenizer_folder: Any) -> None:
+def test_prompts_of_a_batch_are_bounded_together(tokenizer_folder: Any) -> None:
     upstream = Upstream(tokenizer_folder)._counter
     call = UpstreamCall(
         endpoint="completion",
@@ -139,7 +139,7 @@ def test_hole_4_prompts_of_a_batch_are_bounded_together(tokenizer_folder: Any) -
     assert upstream.count_prompt(call) is None
 
 
-def test_hole_4_variables_are_refused_in_front_of_every_tier(open_world: OpenWorld) -> None:
+def test_variables_are_refused_in_front_of_every_tier(open_world: OpenWorld) -> None:
     with open_world(tier={"server": "vllm"}) as world:
         for model in ("cloud", "small", "auto"):
             refused = world.chat(model=model, chat_template_kwargs={"chat_template": FREEZE})

@@ -470,7 +470,7 @@ async def test_a_step_that_raises_or_exits_restarts_the_process(token_id: int) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("resume_within_s", [0.0, 60.0])
-async def test_hole_1_a_request_that_ends_engines_ends_two_at_most(resume_within_s: float) -> None:
+async def test_a_request_that_ends_engines_ends_two_at_most(resume_within_s: float) -> None:
     async with started(process(resume_within_s=resume_within_s)) as client:
         told = []
         while not told or told[-1] != "engine_died_twice":

@@ -58,7 +58,7 @@ def codes(failed: list[Failed]) -> list[str]:
     return [event.code for event in failed]
 
 
-async def test_hole_1_a_request_in_flight_at_two_deaths_is_failed_and_not_taken_again() -> None:
+async def test_a_request_in_flight_at_two_deaths_is_failed_and_not_taken_again() -> None:
     line, poison = Line(), make_request("p", prompt=(5, 6))
     assert codes(await line.dies_with(poison)) == ["engine_died"]
     (second,) = await line.dies_with(retried(poison))

@@ -7,7 +7,7 @@ from typing import Any
 from outrider.engine.events import EngineEvent
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.fleet.pool import EnginePool
-from outrider.gateway.engines.fleet.replica import Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica
 from tests.gateway.engines.backends.clients import started
 from tests.gateway.scripted_engine import ScriptedEngine
 
@@ -28,9 +28,9 @@ class MortalEngine(ScriptedEngine):
         return super().step(*args)
 
 
-def mortal(name: str, **options: Any) -> tuple[Replica, MortalEngine]:
+def mortal(name: str, **options: Any) -> tuple[EngineReplica, MortalEngine]:
     engine = MortalEngine(**{"step_s": 0.001, **options})
-    return Replica(name, InProcessEngineClient(lambda _: engine)), engine
+    return EngineReplica(name, InProcessEngineClient(lambda _: engine)), engine
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
 from outrider.gateway.engines.fleet.block_index import BlockIndex, block_keys
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.pool import EnginePool
-from outrider.gateway.engines.fleet.replica import Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica
 from outrider.gateway.wiring.fleet import _make_replica
 from tests.gateway.engines.backends import replicas
 from tests.gateway.engines.backends.clients import STEP_MS, becomes, collect, started, tokens
@@ -75,7 +75,7 @@ async def test_a_partition_that_heals_sends_nothing_twice() -> None:
             hasty = ReconnectPolicy(unready_after_s=0.5, stall_timeout_s=1.0, resume_within_s=0)
             calm = ReconnectPolicy(resume_within_s=0)
             pool = EnginePool(
-                [Replica("far", RemoteEngineClient(wire.endpoint, policy=hasty))],
+                [EngineReplica("far", RemoteEngineClient(wire.endpoint, policy=hasty))],
                 resume_within_s=100.0,
             )
             async with started(pool):
@@ -83,7 +83,7 @@ async def test_a_partition_that_heals_sends_nothing_twice() -> None:
                 await reader.read(5)
                 rest = asyncio.create_task(reader.rest())
                 wire.cut()
-                pool.add(Replica("near", RemoteEngineClient(near.endpoint, policy=calm)))
+                pool.add(EngineReplica("near", RemoteEngineClient(near.endpoint, policy=calm)))
                 await becomes(lambda: bool(near.engine.running))  # it goes on there
                 assert wire.num_held, "the engine wrote on behind the cut"
                 wire.heal()
@@ -98,7 +98,7 @@ async def test_a_replica_with_another_key_is_refused_by_name_and_the_others_serv
     other = replace(KEYS, client=KeyPair.new())
     with replicas.replica(keys=KEYS) as ours, replicas.replica(keys=other) as theirs:
         pool = EnginePool(
-            Replica(name, RemoteEngineClient(each.endpoint, KEYS))
+            EngineReplica(name, RemoteEngineClient(each.endpoint, KEYS))
             for name, each in (("ours", ours), ("theirs", theirs))
         )
         async with started(pool):

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.engine.events import Finished
 from outrider.gateway.engines.backends.supervised_client import ReconnectPolicy
-from outrider.gateway.engines.fleet.addresses import Found, Wanted, resolve
+from outrider.gateway.engines.fleet.addresses import FoundReplicas, WantedTiers, resolve
 from outrider.gateway.engines.fleet.block_index import BlockIndex
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.discovery import DiscoveredPool
@@ -32,12 +32,12 @@ class Names:
         self.addresses = set(addresses)
         self.is_down = False
 
-    async def resolve(self, entry: str, wanted: Wanted) -> Found:
+    async def resolve(self, entry: str, wanted: WantedTiers) -> FoundReplicas:
         assert entry == NAME
         assert not wanted  # a name starts nothing
         if self.is_down:
             raise OSError("no answer")
-        return Found(frozenset(self.addresses))
+        return FoundReplicas(frozenset(self.addresses))
 
 
 async def test_replicas_are_those_that_a_name_has_now() -> None:

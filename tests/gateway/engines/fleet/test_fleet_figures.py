@@ -8,7 +8,7 @@ from outrider.engine.events import EngineStats, TierStats
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.engines.fleet.fleet_stats import FleetStats
 from outrider.gateway.engines.fleet.pool import EnginePool
-from outrider.gateway.engines.fleet.replica import Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica
 from outrider.gateway.wiring.application import build_app
 from tests.gateway.conftest import parts_over, running, wait_for
 from tests.gateway.scripted_client import Script, ScriptedClient
@@ -16,7 +16,7 @@ from tests.gateway.scripted_client import Script, ScriptedClient
 
 def test_a_gateway_tells_how_many_replicas_are_up(tokenizer: ChatTokenizer) -> None:
     clients = {name: ScriptedClient(vocab_size=420, script=lambda _: Script()) for name in "xy"}
-    pool = EnginePool(Replica(name, client) for name, client in clients.items())
+    pool = EnginePool(EngineReplica(name, client) for name, client in clients.items())
     app = build_app(parts_over(pool, tokenizer))
     with running(app) as url, httpx.Client(base_url=url, timeout=60) as http:
         wait_for(lambda: len([state for state in pool.states() if state.is_up]) == 2)

@@ -18,10 +18,10 @@ from outrider.engine.errors import (
 )
 from outrider.engine.events import Failed, Finished
 from outrider.gateway.answering.text.chat import ChatTokenizer
-from outrider.gateway.engines.fleet.addresses import Found, Wanted
+from outrider.gateway.engines.fleet.addresses import FoundReplicas, WantedTiers
 from outrider.gateway.engines.fleet.demand import Demand, Needs
 from outrider.gateway.engines.fleet.discovery import DiscoveredPool
-from outrider.gateway.engines.fleet.replica import Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
@@ -42,13 +42,13 @@ class ScriptedFleet:
 
     def __init__(self, *kinds: Sequence[Tier]) -> None:
         self.kinds = frozenset(map(frozenset, kinds or [("large",)]))
-        self.asked: list[Wanted] = []
+        self.asked: list[WantedTiers] = []
         self.starts = True
         self.is_reached = True
         self.addresses: dict[str, Needs] = {}
         self.num_started = 0
 
-    async def resolve(self, entry: str, wanted: Wanted) -> Found:
+    async def resolve(self, entry: str, wanted: WantedTiers) -> FoundReplicas:
         assert entry == PAGE
         if not self.is_reached:
             raise OSError("no answer")
@@ -59,9 +59,9 @@ class ScriptedFleet:
                 self.num_started += 1
                 kind = min((kind for kind in self.kinds if needs <= kind), key=len)
                 self.addresses[f"tcp://x:{self.num_started}"] = kind
-        return Found(frozenset(self.addresses), self.kinds)
+        return FoundReplicas(frozenset(self.addresses), self.kinds)
 
-    def make(self, address: str) -> Replica:
+    def make(self, address: str) -> EngineReplica:
         return mortal(address, tiers=tuple(self.addresses[address]))[0]
 
     def stop(self) -> None:
@@ -176,7 +176,7 @@ MESSAGE = {"model": "auto", "messages": [{"role": "user", "content": "hello"}], 
 def asleep(fleet: ScriptedFleet, client: ScriptedClient) -> DiscoveredPool:
     return DiscoveredPool(
         [PAGE],
-        lambda address: Replica(address, client),
+        lambda address: EngineReplica(address, client),
         resolve=fleet.resolve,
         interval_s=0.01,
         demand=Demand(start_within_s=0.5),

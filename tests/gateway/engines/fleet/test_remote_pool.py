@@ -9,7 +9,7 @@ from outrider.engine.events import Failed, Finished, PrefillDone
 from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
 from outrider.gateway.engines.backends.supervised_client import ReconnectPolicy
 from outrider.gateway.engines.fleet.pool import EnginePool
-from outrider.gateway.engines.fleet.replica import Replica
+from outrider.gateway.engines.fleet.replica import EngineReplica
 from tests.gateway.engines.backends.clients import becomes, collect, run, started, tokens
 from tests.gateway.engines.backends.replicas import Replica as ListeningReplica
 from tests.gateway.engines.backends.replicas import replica
@@ -27,7 +27,7 @@ def test_answers_of_a_stopped_replica_end_there_or_go_on_at_the_other(has_time: 
         listening = [stack.enter_context(replica('{"step_s": 0.004}')) for _ in range(2)]
         policy = ReconnectPolicy(resume_within_s=0)
         pool = EnginePool(
-            Replica(each.endpoint, RemoteEngineClient(each.endpoint, policy=policy))
+            EngineReplica(each.endpoint, RemoteEngineClient(each.endpoint, policy=policy))
             for each in listening
         )
         async with started(pool):
@@ -57,7 +57,7 @@ def test_a_connection_that_is_cut_is_no_death_of_its_replica() -> None:
     async def main(stack: ExitStack) -> None:
         listening = stack.enter_context(replica('{"step_s": 0.002}'))
         client = RemoteEngineClient(listening.endpoint, policy=ReconnectPolicy(resume_within_s=0))
-        pool = EnginePool([Replica("x", client, process=client)], resume_within_s=60)
+        pool = EnginePool([EngineReplica("x", client, process=client)], resume_within_s=60)
         async with started(pool):
             await all_up(pool)
             reader = Reader(pool, make_request("a", (100,), max_tokens=400))
@@ -83,7 +83,7 @@ async def test_a_replica_that_comes_back_as_another_process_has_died() -> None:
     policy, step_s = ReconnectPolicy(resume_within_s=0), '{"step_s": 0.002}'
     engine = ListeningReplica(step_s).start()
     client = RemoteEngineClient(engine.endpoint, policy=policy)
-    pool = EnginePool([Replica("x", client, process=client)], resume_within_s=60)
+    pool = EnginePool([EngineReplica("x", client, process=client)], resume_within_s=60)
     async with started(pool):
         await all_up(pool)
         reader = Reader(pool, make_request("a", (100,), max_tokens=10**5))

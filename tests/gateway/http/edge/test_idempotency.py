@@ -315,7 +315,7 @@ async def test_memory_is_bounded_and_the_oldest_go_first() -> None:
     assert (await desk.ask("key-0")).body == b'{"number":101}'
 
 
-async def test_hole_10_one_tenant_cannot_flush_anothers_answers() -> None:
+async def test_one_tenant_cannot_flush_anothers_answers() -> None:
     desk = Desk(Kitchen(), max_bytes=20_000)
     await desk.ask("first", owner="quiet")
     for i in range(200):

@@ -113,7 +113,7 @@ def test_the_engines_refusals(
 @pytest.mark.parametrize(
     ("failure", "status"), [("request_failed", 422), ("engine_died_twice", 503)]
 )
-def test_hole_1_permanent_failures_are_not_to_be_retried(
+def test_permanent_failures_are_not_to_be_retried(
     server: Server, http: httpx.Client, failure: str, status: int
 ) -> None:
     server.engine.script = lambda _: Script(failure=(failure, "It would fail again."))

@@ -15,7 +15,7 @@ from outrider.gateway.wiring.application import build_app
 from outrider.router.costs import TokenPrices
 from outrider.router.dial import Dial
 from outrider.router.guard import RouteGuard
-from outrider.router.policy import CascadeOptions, TrainedPolicy, own_setting
+from outrider.router.policy import TrainedPolicy, WatchOptions, own_setting
 from tests.gateway.answers import read_answer
 from tests.gateway.conftest import parts_over, running
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
@@ -43,7 +43,7 @@ def routed(tokenizer: ChatTokenizer) -> Iterator[Routed]:
     """A gateway whose router is always in doubt."""
     scorer = scorer_that_says(0.5, table())
     setting = own_setting(scorer)
-    cascade = CascadeOptions(hold_back_tokens=8, hold_back_s=0.1)
+    watch = WatchOptions(hold_back_tokens=8, hold_back_s=0.1)
     assert scorer.calibration is not None
     guard = RouteGuard(current_setting=lambda: setting, deciles=scorer.calibration.quality_deciles)
     engine = ScriptedClient(vocab_size=420, script=lambda _: Script(steps=[Step(token_ids=(70,))]))
@@ -54,7 +54,7 @@ def routed(tokenizer: ChatTokenizer) -> Iterator[Routed]:
             scorer=scorer,
             current_setting=lambda: setting,
             dial=Dial(scorer.calibration),
-            cascade=cascade,
+            watch=watch,
         ),
         limits=GatewayLimits(default_max_tokens=32, max_body_bytes=400_000),
         routing=RoutingParts(
@@ -62,7 +62,7 @@ def routed(tokenizer: ChatTokenizer) -> Iterator[Routed]:
                 "small": TokenPrices(prompt=1.0, cached_prompt=1.0, completion=1.0),
                 "large": TokenPrices(prompt=5.0, cached_prompt=5.0, completion=5.0),
             },
-            cascade=cascade,
+            watch=watch,
             guard=guard,
         ),
     )

@@ -272,7 +272,7 @@ def test_while_no_key_is_required_a_wrong_admin_token_is_anonymous(tmp_path: Pat
     within(world, work)
 
 
-def test_hole_7_wrong_keys_keep_no_valid_key_out(tmp_path: Path) -> None:
+def test_wrong_keys_keep_no_valid_key_out(tmp_path: Path) -> None:
     """Also just after a restart, when no key has been used yet, and from the guessing address."""
     world = World(tmp_path)
     keys = [world.store.create(KeyOrder(name=f"k{n}")).text for n in range(20)]
@@ -288,7 +288,7 @@ def test_hole_7_wrong_keys_keep_no_valid_key_out(tmp_path: Path) -> None:
     within(world, work)
 
 
-def test_hole_7_one_right_use_of_the_admin_token_lifts_no_throttle(tmp_path: Path) -> None:
+def test_one_right_use_of_the_admin_token_lifts_no_throttle(tmp_path: Path) -> None:
     world = World(tmp_path)
     key = world.store.create(KeyOrder(name="a"))
 

@@ -26,7 +26,7 @@ def presence(database: Database, registry: CollectorRegistry | None = None) -> G
     return GatewayPresence(database, LimitMetrics(registry), interval_s=0.005)
 
 
-def test_hole_10_two_gateways_without_redis_know_of_each_other(database: Database) -> None:
+def test_two_gateways_without_redis_know_of_each_other(database: Database) -> None:
     one, other = presence(database), presence(database)
     assert [one.look(), other.look(), one.look(), other.look()] == [0, 0, 1, 1]
     database.close()

@@ -15,7 +15,11 @@ from outrider.gateway.tools.measuring.bench.results import (
     rounded,
     write_result,
 )
-from outrider.gateway.tools.measuring.bench.search import Found, SearchSettings, find_highest_rate
+from outrider.gateway.tools.measuring.bench.search import (
+    SearchResult,
+    SearchSettings,
+    find_highest_rate,
+)
 from outrider.gateway.tools.measuring.bench.statistics import (
     bootstrap_mean,
     bootstrap_ratio,
@@ -176,7 +180,7 @@ def test_rounding_is_to_significant_digits() -> None:
     assert rounded(0.0) == 0.0
 
 
-def found_rate(limit: float, settings: SearchSettings) -> Found[float]:
+def found_rate(limit: float, settings: SearchSettings) -> SearchResult[float]:
     async def measure(rate: float) -> tuple[bool, float]:
         return rate <= limit, rate
 

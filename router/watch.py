@@ -1,4 +1,4 @@
-"""The streaming cascade: is what the small model writes good enough to be sent?
+"""The watch of a small answer: is what the small model writes good enough to be sent?
 
 The gateway holds the first tokens of a small answer back and asks an `AnswerWatch` after each step;
 it is pure arithmetic on numbers that the engine computes anyway.
@@ -51,7 +51,7 @@ class AnswerWatch(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CascadePlan:
+class WatchPlan:
     """Rules for watching a request's small answers."""
 
     new_watch: Callable[[], AnswerWatch]
@@ -88,7 +88,7 @@ class Stages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UntrainedAnswers:
-    """Stands in for an answer stage that was not trained, where a cascade is wanted all the same.
+    """Stands in for an answer stage that was not trained, where a watch is wanted all the same.
 
     The confidence is the geometric mean of the quality so far and the probability that nine in ten
     of the tokens exceed. It orders answers; it is not calibrated.
