@@ -125,7 +125,7 @@ class DraftAnswer:
     """A small model's answer that its watch does not trust. `num_tokens` of it were held back.
 
     `quality`: how safe the router had judged it to be. `tier`: the small model's. `on_agreement`:
-    as in the watch's CascadePlan.
+    as in the watch's WatchPlan.
     """
 
     text: str
