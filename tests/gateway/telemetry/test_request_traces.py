@@ -197,7 +197,7 @@ def test_a_client_that_leaves(make: Make, seen: Seen) -> None:
     ("fields", "status", "error_type"),
     [
         ({"model": "nobody"}, 404, "model_not_found"),
-        ({"max_tokens": -1}, 400, "BadRequestError"),
+        ({"max_tokens": -2}, 400, "BadRequestError"),
     ],
 )
 def test_a_request_that_is_refused(

@@ -57,7 +57,7 @@ def test_what_may_be_an_option_is_refused(fields: dict[str, Any]) -> None:
         (ChatRequest, {"messages": []}, "messages"),
         (ChatRequest, {"audio": {"voice": "x"}}, "audio"),
         (ResponsesRequest, {"input": "Hi", "background": True}, "background"),
-        (MessagesRequest, {"max_tokens": 0}, "max_tokens"),
+        (MessagesRequest, {"max_tokens": -1}, "max_tokens"),
     ],
 )
 def test_other_faults_are_named_as_ever(model: Any, fields: dict[str, Any], param: str) -> None:
