@@ -7,7 +7,8 @@ import msgspec
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from outrider.gateway.contract.schema.openapi import LoadedLimits, build_document
+from outrider.gateway.contract.schema.loaded_limits import LoadedLimits
+from outrider.gateway.contract.schema.openapi import build_document
 
 
 class OpenApiEndpoint:

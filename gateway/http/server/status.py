@@ -19,13 +19,13 @@ from outrider.gateway.answering.reading.parsed_request import check_model, tier_
 from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
 from outrider.gateway.contract.schema.kinds import AUTO
+from outrider.gateway.contract.schema.loaded_limits import LoadedLimits
 from outrider.gateway.contract.schema.model_cards import (
     ModelCard,
     ModelList,
     NamedModels,
     named_model,
 )
-from outrider.gateway.contract.schema.openapi import LoadedLimits
 from outrider.gateway.contract.schema.responses import (
     Health,
     Readiness,
