@@ -4,6 +4,7 @@ What it does to an answer without a grammar is one of the options of test_option
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from outrider.engine.request import EngineRequest, GrammarSpec
 from outrider.verifier.params import ThinkingBudget, Tier
 from tests.engines import heldout_prompts, make_request, shipped_pair, shipped_tokenizer
 from tests.grammars import shipped_compiler, text_of
+from tests.laws.gateways import Gateway, gateway
 from tests.laws.same_answers import Way, assert_same_answers, by, few_blocks
 
 COMPILERS: dict[Tier, GrammarCompiler] = {"large": shipped_compiler(), "small": shipped_compiler()}
@@ -69,3 +71,51 @@ def test_a_grammar_wins() -> None:
     vary = by(grammars=COMPILERS)
     right = assert_same_answers(free, of=shipped_pair(), vary=vary).answers
     assert_same_answers(requests, of=shipped_pair(), vary=vary, right=right)
+
+
+# ---- through the gateway ---------------------------------------------------------------------
+
+TEMPLATE = """\
+{%- for message in messages %}{{ message.content }}
+{% endfor %}<think>
+"""
+CHAT = {"messages": [{"role": "user", "content": "What is 48 + 37?"}], "max_tokens": 40}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """The bundled pair under a template that has it think, which it never ends by itself."""
+    template = tmp_path_factory.mktemp("template") / "thinks.jinja"
+    template.write_text(TEMPLATE)
+    with gateway({"models.chat_template": str(template)}) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["small", "large"])
+@pytest.mark.parametrize("most", [0, 1, 9])
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_usage_keeps_to_the_budget(
+    served: Gateway, model: str, most: int, temperature: float
+) -> None:
+    answers = []
+    for speculation in ("on", "off"):
+        document = {
+            **CHAT,
+            "model": model,
+            "seed": 5,
+            "temperature": temperature,
+            "thinking_token_budget": most,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "outrider": {"speculation": speculation},
+        }
+        answer = served.http.post("/v1/chat/completions", json=document).json()
+        (choice,) = answer["choices"]
+        assert _begins(choice["token_ids"][most:], CLOSE)
+        assert choice["message"]["content"]
+        # A line's end behind the mark that opens is not told.
+        num_thinking = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert num_thinking in ({0, most} if most <= 1 else {most})
+        answers.append(choice)
+    assert answers[0] == answers[1]
