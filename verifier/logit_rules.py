@@ -16,6 +16,7 @@ from torch import Tensor
 from outrider.kernels.sampling.penalties import apply_penalties
 from outrider.kernels.upload import upload
 from outrider.verifier.params import SamplingParams
+from outrider.verifier.thinking_rule import ThinkingRule
 
 _FIRST_CAPACITY = 64
 # Below this, logits divided by it overflow float32; it already outweighs every other difference.
@@ -36,7 +37,10 @@ class LogitRule(Protocol):
 def build_rules(sampling: SamplingParams, *, num_prompt_tokens: int) -> list[LogitRule]:
     """The rules that a request's sampling parameters ask for; none for the defaults."""
     rule = SamplingRule(sampling, num_prompt_tokens=num_prompt_tokens)
-    return [rule] if rule.is_needed else []
+    rules: list[LogitRule] = [rule] if rule.is_needed else []
+    if sampling.thinking is not None:
+        rules.append(ThinkingRule(sampling.thinking, num_prompt_tokens=num_prompt_tokens))
+    return rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

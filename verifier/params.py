@@ -16,6 +16,8 @@ CascadeRule = Literal["opt", "token_specific"]
 
 MAX_LOGIT_BIASES: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 256
+# More ways than any tokenizer has to write one mark.
+_MAX_SPELLINGS: Final = 64
 
 # What 32 bits hold: kernels and float32 columns take these numbers as they are.
 _MOST_COUNT: Final = 2**31 - 1
@@ -42,6 +44,34 @@ _BOUNDS: Final = (
 # Noise moves the argmax only between logits less than 26 temperatures apart; far below this one,
 # logits / temperature overflow float32 and any token could win.
 _GREEDY_BELOW = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingBudget:
+    """The most tokens that an answer may think, and the marks around its thinking.
+
+    A mark may be several tokens, and have several spellings: tokens may hold more than the mark.
+    """
+
+    max_tokens: int
+    """Between the marks; then the closing mark is all that is possible."""
+    opens: tuple[tuple[int, ...], ...]
+    """An answer that begins with one of these thinks. Empty: the prompt ends inside thinking."""
+    closes: tuple[tuple[int, ...], ...]
+    """Each of these ends the thinking. The first is written where the budget ends, or the one that
+    the thinking has begun already."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field that is out of range."""
+        if not 0 <= self.max_tokens <= _MOST_COUNT:
+            raise ValueError(f"max_tokens={self.max_tokens} must be in [0, {_MOST_COUNT}]")
+        if not self.closes:
+            raise ValueError("closes must name a mark")
+        for name, spellings in (("opens", self.opens), ("closes", self.closes)):
+            if len(spellings) > _MAX_SPELLINGS or not all(spellings):
+                raise ValueError(f"{name} must have at most {_MAX_SPELLINGS} marks, none empty")
+            if not all(0 <= token <= _MOST_COUNT for mark in spellings for token in mark):
+                raise ValueError(f"token ids of {name} must be in [0, {_MOST_COUNT}]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +112,8 @@ class SamplingParams:
     """(token id, bias) pairs; the bias is added."""
     min_tokens: int = 0
     """Until the answer has this many tokens, no stop token is possible."""
+    thinking: ThinkingBudget | None = None
+    """None: it thinks as long as it does."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""

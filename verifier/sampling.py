@@ -70,7 +70,7 @@ def process_logits(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
         processed = logits.clone()
     if edits:
         edits.apply(processed)
-    for rule, start, group, paths in others:  # after the edits: a grammar has the last word
+    for rule, start, group, paths in others:  # after the edits: what they forbid has the last word
         rows = processed[start : start + len(group.depths)]
         with OwnFailure(group.sequence):
             rule.apply(rows, group.sequence.token_ids, paths)

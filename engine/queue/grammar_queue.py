@@ -115,17 +115,18 @@ class GrammarQueue:
 
 
 def _attach(sequence: Sequence, future: "Future[TokenGrammar]") -> InvalidGrammarError | None:
-    """Make the grammar the last rule, so that nothing allows again what it forbids.
+    """Make the grammar the first rule; a budget of thinking forces only what it allows.
 
-    Returns why there is none. A failure that is kept for other requests is never raised here: each
-    time it would keep a frame, and with it a sequence, for as long as itself.
+    Penalties come first anyway. Returns why there is none. A failure that is kept for other
+    requests is never raised here: each time it would keep a frame, and with it a sequence, for as
+    long as itself.
     """
     try:
         failure = future.exception()
         if failure is None:
             grammar = future.result()
             sequence.grammar = GrammarState(grammar, num_prompt_tokens=sequence.num_prompt_tokens)
-            sequence.rules.append(sequence.grammar)
+            sequence.rules.insert(0, sequence.grammar)
             return None
     except Exception as other:  # noqa: BLE001 - a compiler's own, for this request only
         failure = other

@@ -50,9 +50,9 @@ class Sequence:
     submitted_s: float
     token_ids: list[int]
     rules: "list[LogitRule]" = field(default_factory=list)
-    """Changes of the logits before a token is chosen: penalties, biases, a grammar."""
+    """Changes of the logits before a token is chosen: penalties, biases, a grammar, a budget."""
     grammar: "GrammarState | None" = None
-    """The last of the rules, where the answer must conform to a grammar."""
+    """One of the rules, where the answer must conform to a grammar."""
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     proposal_token_ids: list[int] = field(default_factory=list)

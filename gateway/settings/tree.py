@@ -127,8 +127,8 @@ class Settings(BaseSettings):
     """Allow private addresses, including this machine's, for the servers of upstream tiers."""
     unknown_fields: Literal["refuse", "ignore"] = "ignore"
     """Request fields that a model does not know: refuse them with a 400, or ignore them and name
-    them in the header x-outrider-ignored-fields. The local models always ignore reasoning_effort
-    and verbosity. Tiers may set their own."""
+    them in the header x-outrider-ignored-fields. The local models always ignore verbosity.
+    Tiers may set their own."""
     tiers: dict[str, UpstreamSettings] = Field(default_factory=dict)
     """Upstream tiers, by the name that requests use as model."""
     aliases: dict[str, AliasSettings] = Field(default_factory=dict)

@@ -41,8 +41,12 @@ _ALLOWED: Final[Mapping[ServerKind, frozenset[str]]] = {
     | _TEMPLATE
     | _GUIDED
     | {"regex", "ebnf", "json_schema", "grammar"}
-    | {"prediction", "service_tier", "modalities"},
-    "vllm": _COMMON | _SAMPLING | _TEMPLATE | _GUIDED | {"include_reasoning"},
+    | {"prediction", "service_tier", "modalities", "thinking_token_budget"},
+    "vllm": _COMMON
+    | _SAMPLING
+    | _TEMPLATE
+    | _GUIDED
+    | {"include_reasoning", "thinking_token_budget"},
     "sglang": _COMMON
     | _SAMPLING
     | _TEMPLATE
@@ -76,7 +80,10 @@ _NEVER_PASSED: Final = frozenset({SALT_FIELD, "kv_transfer_params", "lora_path"}
 """Fields that reach other tenants' caches or files of the server."""
 _NEVER_IGNORED: Final = frozenset({"store", "web_search_options"}).union(
     OutriderOptions.model_fields, *_ALLOWED.values()
-) - {*("cache_control", "prediction", "verbosity", "thinking", "chat_template_kwargs")}
+) - {
+    *("cache_control", "prediction", "verbosity", "thinking", "chat_template_kwargs"),
+    "thinking_token_budget",
+}
 """Fields that ask for another price, privacy or answer, at whatever kind of server: an answer
 without them would be wrong. So would one without an option of ours that stands in a wrong place.
 The others are hints."""

@@ -72,6 +72,7 @@ TRIALS: Final[Mapping[str, Trial]] = {
     "anthropic_billing": trial("x-anthropic-billing-header: cc_version=2"),
     "store": trial(True, False),
     "reasoning_effort": trial("low"),
+    "thinking_token_budget": trial(9),
     "verbosity": trial("low"),
     "functions": trial([FUNCTION], []),
     "function_call": trial({"name": "f"}, "none", "auto"),

@@ -12,13 +12,21 @@ from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.sequence import Sequence
 from outrider.verifier.logit_rules import build_rules
 from outrider.verifier.noise import SequenceNoise
-from outrider.verifier.params import SamplingParams
+from outrider.verifier.params import SamplingParams, ThinkingBudget
 from outrider.verifier.sampling import RowGroup, process_logits
 from tests.laws.options import changed_logits
 
 VOCAB_SIZE = 23
 
-ids = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12)
+# Few of them, so that marks of thinking are written by chance.
+ids = st.lists(st.integers(0, 2) | st.integers(0, VOCAB_SIZE - 1), max_size=12)
+marks = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), max_size=3)
+budgets = st.builds(
+    ThinkingBudget,
+    max_tokens=st.integers(0, 8),
+    opens=marks.map(tuple),
+    closes=marks.filter(len).map(tuple),
+)
 penalties = st.sampled_from([0.0, 0.0, -2.0, 0.3, 0.8, 1.5])
 samplings = st.builds(
     SamplingParams,
@@ -31,6 +39,7 @@ samplings = st.builds(
     ).map(lambda bias: tuple(bias.items())),
     min_tokens=st.integers(0, 20),
     stop_token_ids=st.lists(st.integers(0, VOCAB_SIZE + 5), max_size=3).map(tuple),
+    thinking=st.none() | budgets,
 )
 
 
@@ -212,3 +221,13 @@ def test_without_rules_nothing_is_copied() -> None:
         RowGroup(sequence=late, depths=[0], paths=lambda: [[]]),
     ]
     assert process_logits(logits, groups) is logits
+
+
+def test_a_mark_lies_behind_the_one_that_begins_the_thinking() -> None:
+    budget = ThinkingBudget(max_tokens=2, opens=((1,),), closes=((1, 2), (7, 8)))
+    rules = build_rules(SamplingParams(max_tokens=9, thinking=budget), num_prompt_tokens=1)
+    paths = [[], [1], [1, 2], [1, 2, 5], [1, 2, 7], [1, 1, 2], [1, 5, 6, 1, 2], [3, 1, 5, 6]]
+    rows = through(rules, random_logits(len(paths), seed=0), [1], paths)
+    allowed = [row.isfinite().nonzero()[:, 0].tolist() for row in rows]
+    everything = [*range(VOCAB_SIZE)]
+    assert allowed == [everything] * 3 + [[1], [8]] + [everything] * 3

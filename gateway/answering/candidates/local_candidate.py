@@ -14,6 +14,7 @@ from outrider.gateway.answering.candidates.local_responder import LocalLoad, Loc
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.jobs.jobs import JobBuilder
+from outrider.gateway.answering.jobs.thinking_budget import ignored_by
 from outrider.gateway.answering.reading.parsed_request import (
     ApiRequest,
     LocalQuery,
@@ -32,6 +33,7 @@ from outrider.gateway.contract.answers.responder import (
     StrongTier,
 )
 from outrider.gateway.contract.errors.tree import BudgetError, GatewayError, RateLimitError
+from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.tenancy.metering.local_work import LocalWork
@@ -84,7 +86,13 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ignored_fields(self) -> Sequence[str]:
         """The client's fields that these models do not get."""
-        return (*self.parsed.context.ignored_fields, *self.query.ignored_fields)
+        request = self.query.request
+        thinking: tuple[str, ...] = ()
+        if isinstance(request, ChatRequest) and request.limits_thinking:
+            tokenizers = self.parts.jobs.tokenizers
+            named = [each for tier, each in tokenizers.items() if tier == request.model]
+            thinking = ignored_by(request, named or tokenizers.values())
+        return (*self.parsed.context.ignored_fields, *self.query.ignored_fields, *thinking)
 
     def expected_s(self) -> float:
         """Return the seconds of an answer; 0 while nothing was measured."""

@@ -40,7 +40,7 @@ from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.metering.local_work import LocalWork
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
 from outrider.router.watch import WatchPlan
-from outrider.verifier.params import CascadeParams, SamplingParams, Tier
+from outrider.verifier.params import CascadeParams, SamplingParams, ThinkingBudget, Tier
 
 _USUAL_SPECULATION: Final = SpeculationParams()
 
@@ -213,6 +213,8 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """What a whole answer is checked against."""
     tools: ToolReading | None = None
     """The rules for reading calls."""
+    thinking: ThinkingBudget | None = None
+    """How long the answer may think."""
 
 
 class EngineRequestDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -322,6 +324,7 @@ def _sampling(
             repetition_penalty=request.repetition_penalty or 1.0,
             logit_bias=logit_bias,
             min_tokens=min_tokens,
+            thinking=rendered.thinking,
         )
 
     return of_choice

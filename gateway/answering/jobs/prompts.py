@@ -14,6 +14,7 @@ import msgspec
 from outrider.engine.errors import PromptTooLongError
 from outrider.engine.events import TierInfo
 from outrider.gateway.answering.jobs.job import Answer, Rendered, check_token_ids
+from outrider.gateway.answering.jobs.thinking_budget import budget_of, template_effort
 from outrider.gateway.answering.reading.parsed_request import ApiRequest
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.answering.text.chat_template import PromptEnd
@@ -199,6 +200,9 @@ class ChatPrompts(Prompts):
                 self.request.prediction.text, info.max_context, self._work
             )
         rendered = Rendered(info=info, tokenizer=tokenizer, prompts=prompts, prediction=prediction)
+        if self.request.limits_thinking and not continues_text(self.request, tokenizer):
+            budget = budget_of(self.request, tokenizer, prompts[0])
+            rendered = msgspec.structs.replace(rendered, thinking=budget)
         thinking = tokenizer.thinking(prompts[0])
         if self._tools is not None:
             return msgspec.structs.replace(
@@ -315,9 +319,12 @@ async def chat_prompt(
     Raises BadRequestError or PromptTooLongError.
     """
     plan = plan_tools(request) if request.names_tools else None
+    variables = request.chat_template_kwargs
+    if request.reasoning_effort is not None:
+        variables = {**template_effort(request, tokenizer), **(variables or {})}
     return await tokenizer.render_chat(
         request.messages,
-        request.chat_template_kwargs,
+        variables,
         plan.tools if plan else (),
         prompt_end(request),
         work,

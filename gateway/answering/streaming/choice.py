@@ -158,6 +158,11 @@ class Choice:
         self._splitter = (
             None if job.continues_text else reader.tokenizer.splitter(opens_thinking=opens_thinking)
         )
+        # The answer's tokens in front of its thinking, and up to the last one of it.
+        self._first_thought = self._last_thought = 0
+        self._most_thinking = (
+            sampling.max_tokens if sampling.thinking is None else sampling.thinking.max_tokens
+        )
         self._tools = tools = reader.tools
         self._parser = ToolParser(tools) if tools else None
         self._special_texts = {
@@ -263,7 +268,10 @@ class Choice:
         mark = OWN if self._trace is None else replace(self._last_mark, was_drafted=False)
         self._add_text(self._detokenizer.flush(), mark, out)
         if self._splitter and self.finish_reason is None:
-            self._add_pieces(self._splitter.flush(), mark, out)
+            pieces = self._splitter.flush()
+            self._add_pieces(pieces, mark, out)
+            if any(kind == "reasoning" for kind, _ in pieces):
+                self._count_thinking()
         if self._parser and self.finish_reason is None:
             self._add_tool_pieces(self._parser, self._parser.flush(), mark, out)
         if self.finish_reason is None:
@@ -298,14 +306,26 @@ class Choice:
                 self._add_answer(text, mark, out)
             return True
         was_thinking = splitter.is_thinking
-        self._add_pieces(splitter.push(text), mark, out)
+        pieces = splitter.push(text)
+        self._add_pieces(pieces, mark, out)
         if splitter.is_thinking and not was_thinking:
             # The tag itself may have been several tokens, which looked like an answer until now.
             self._logprobs.clear()
-        if splitter.is_thinking or was_thinking:
-            self.usage.num_reasoning_tokens = self.usage.num_tokens
-            return False
-        return True
+            self._first_thought = self.usage.num_tokens
+        if not (splitter.is_thinking or was_thinking):
+            return True
+        self._last_thought = self.usage.num_tokens - (not splitter.is_thinking)
+        if any(kind == "reasoning" for kind, _ in pieces):
+            self._count_thinking()
+        return False
+
+    def _count_thinking(self) -> None:
+        """Count the tokens of thinking up to the last one, without those of the marks around it.
+
+        A token may hold the end of a thought and a part of the mark: the engine's count is right.
+        """
+        num_tokens = self._last_thought - self._first_thought
+        self.usage.num_reasoning_tokens = min(num_tokens, self._most_thinking)
 
     def _add_pieces(
         self,

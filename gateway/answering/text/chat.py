@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -45,6 +46,7 @@ from outrider.gateway.answering.text.thinking import (
     check_thinking_ended,
     make_splitter,
 )
+from outrider.gateway.answering.text.thinking_marks import ThinkingMarks, spell_marks
 from outrider.gateway.answering.text.tool_formats import ToolDialect, find_dialect
 from outrider.gateway.answering.text.tool_prompt import (
     template_call_id,
@@ -224,6 +226,18 @@ class ChatTokenizer:
         if prompt.opens_thinking:
             return "open"
         return "possible" if self.may_think else "none"
+
+    @cached_property
+    def thinking_marks(self) -> ThinkingMarks | None:
+        """The marks around thinking; None where the template knows none, or channels instead."""
+        form = self.reasoning.format
+        is_marked = self.may_think and not form.has_channels
+        marks = spell_marks(self._backend, form) if is_marked else None
+        return marks if marks and marks.closes else None
+
+    def template_reads(self, name: str) -> bool:
+        """Return whether the chat template names a variable."""
+        return name in str(self._tokenizer.chat_template)
 
     def splitter(self, *, opens_thinking: bool = False) -> TextSplitter:
         """Return a new reader that tells one answer's thinking from its content."""

@@ -151,7 +151,17 @@ class ChatRequest(StructuredFields):
     function_call: LegacyChoice = None
     modalities: TextModality = None
     audio: NotBuilt = None
-    reasoning_effort: NotBuilt = None
+    reasoning_effort: Annotated[
+        JsonValue,
+        Field(
+            description="none, minimal, low, medium, high, xhigh or max: how long a model may "
+            "think. Any other value is ignored, and named as such."
+        ),
+    ] = None
+    thinking_token_budget: Annotated[
+        Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None,
+        Field(description="vLLM's field: the most tokens of thinking; -1: no limit."),
+    ] = None
     verbosity: NotBuilt = None
     web_search_options: Ignored = None
     moderation: Ignored = None
@@ -172,6 +182,25 @@ class ChatRequest(StructuredFields):
     def top_count(self) -> int | None:
         """The number of alternatives for each token; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def limits_thinking(self) -> bool:
+        """True if a field may say how long a model thinks."""
+        fields = (self.reasoning_effort, self.thinking_token_budget, self.chat_template_kwargs)
+        return fields != (None, None, None)
+
+    @property
+    def own_thinking_budget(self) -> int | None:
+        """The most tokens of thinking by `thinking_token_budget`; None for no limit."""
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
+
+    @property
+    def template_thinking_budget(self) -> int | None:
+        """The same by the template's variable `thinking_budget`, as /v1/messages gives it."""
+        budget = (self.chat_template_kwargs or {}).get("thinking_budget")
+        if not isinstance(budget, int) or isinstance(budget, bool):
+            return None
+        return budget if 0 <= budget < 2**31 else None
 
     @property
     def token_limit(self) -> int | None:

@@ -12,7 +12,7 @@ from outrider.gateway.contract.errors.validation import bad_request
 from outrider.gateway.contract.schema.common import GenerationFields, OutriderOptions
 from outrider.gateway.contract.schema.parsing import parse, validate
 
-HINTS: Final = frozenset({"reasoning_effort", "verbosity"})
+HINTS: Final = frozenset({"verbosity"})
 """Fields that the local models have no use for. An answer without them is a valid answer."""
 _OUR_OBJECT: Final = "outrider"
 _OTHER_SIGNS: Final = re.compile(r"[^a-z]")

@@ -124,7 +124,7 @@ def shows_thinking(call: UpstreamCall) -> bool:
 
 
 def template_variables(*, budget_tokens: int | None = None, is_on: bool = True) -> dict[str, Any]:
-    """Return `thinking` as variables of chat templates; only servers use the budget."""
+    """Return `thinking` as variables of chat templates; local models keep to the budget too."""
     variables: dict[str, Any] = {"enable_thinking": is_on}
     if budget_tokens is not None:
         variables["thinking_budget"] = budget_tokens

@@ -221,7 +221,7 @@ ToolChoiceParam = Annotated[
 
 
 class EnabledThinking(RequestModel):
-    """Think first. The budget is for upstream tiers; a local model thinks as long as it does."""
+    """Think first, for at most the budget's tokens."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = None

@@ -80,10 +80,10 @@ def test_streams_are_replayed_event_by_event(make: Make, model: str) -> None:
 
 def test_a_hit_names_the_ignored_fields_too(make: Make) -> None:
     with make() as world:
-        answers = [ask(world, "large", reasoning_effort="low") for _ in range(2)]
+        answers = [ask(world, "large", verbosity="low") for _ in range(2)]
         assert [answer.headers[STATUS] for answer in answers] == ["miss", "hit"]
         for answer in answers:
-            assert answer.headers["x-outrider-ignored-fields"] == "reasoning_effort"
+            assert answer.headers["x-outrider-ignored-fields"] == "verbosity"
 
 
 def test_labels_and_the_order_of_fields_change_nothing(make: Make) -> None:

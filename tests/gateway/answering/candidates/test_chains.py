@@ -397,11 +397,11 @@ IGNORED = "x-outrider-ignored-fields"
 
 
 @pytest.mark.slow
-def test_reasoning_effort_breaks_no_client_of_the_local_models(make: Make) -> None:
+def test_a_hint_breaks_no_client_of_the_local_models(make: Make) -> None:
     with make() as world:
-        answer = world.chat(reasoning_effort="low")
+        answer = world.chat(verbosity="low")
         assert content(answer) == LOCAL_TEXT
-        assert answer.headers[IGNORED] == "reasoning_effort"
+        assert answer.headers[IGNORED] == "verbosity"
         assert IGNORED not in world.chat().headers
     with make(unknown_fields="refuse") as world:
         assert world.chat(outrider={"policy": "local_only"}, odd=1).status_code == 400

@@ -95,7 +95,7 @@ def answered(
         constraints=SimpleNamespace(is_private=False, deadline_s=None),
         is_streamed=writing.is_streamed,
     )
-    none: Any = SimpleNamespace(ignored_fields=())
+    none: Any = SimpleNamespace(ignored_fields=(), request=None)
     leg = OneLeg(parts=none, parsed=parsed, query=none, strong=None, start_timeout=unbounded)
     answering = FallbackChain(parsed, none, lambda *_: Lineup(candidates=[leg]))
     response = AnswerResponse(answering, clock=time.monotonic)

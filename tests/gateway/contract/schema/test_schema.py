@@ -36,7 +36,6 @@ NOT_SUPPORTED = {
     "function_call": {"name": "f"},
     "audio": {},
     "modalities": ["text", "audio"],
-    "reasoning_effort": "high",
 }
 
 
@@ -51,6 +50,7 @@ def test_unsupported_values_are_named(field: str) -> None:
     ("extra", "param"),
     [
         ({"temperature": "1"}, "temperature"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget"),
         ({"temperature": 2.5}, "temperature"),
         ({"temperature": True}, "temperature"),
         ({"top_p": 0}, "top_p"),
