@@ -25,7 +25,7 @@ from outrider.gateway.contract.errors.tree import (
 )
 from outrider.gateway.contract.schema.errors import DeliveredReport
 from outrider.gateway.contract.schema.header_text import header_text
-from outrider.gateway.http.apis.api import EVENT_STREAM, AnswerWriter
+from outrider.gateway.http.apis.api import EVENT_STREAM, TranslatedRequest
 from outrider.gateway.http.edge.departure import on_departure
 from outrider.gateway.http.server.veil import Veil
 from outrider.gateway.tenancy.metering.meter import MeteredEnding, RequestMeter
@@ -110,14 +110,17 @@ class OnResponseEnd(Protocol):
 class ClientFormat:
     """The format in which a client gets an answer: in its API's words, without what is hidden."""
 
-    def __init__(self, veil: Veil | None = None, writer: AnswerWriter | None = None) -> None:
+    def __init__(
+        self, veil: Veil | None = None, translated: TranslatedRequest | None = None
+    ) -> None:
         self.hides_tiers = None if veil is None else veil.hides_tiers
         """Whether errors name no tiers; None where the key alone decides it."""
         self.stream_headers = _STREAM_HEADERS
-        if writer is not None:
-            self.stream_headers = {**_STREAM_HEADERS, "content-type": writer.media_type}
         self._veil = veil
-        self._writer = writer
+        self._writer = None if translated is None else translated.writer
+        self._storage = None if translated is None else translated.storage
+        if self._writer is not None:
+            self.stream_headers = {**_STREAM_HEADERS, "content-type": self._writer.media_type}
 
     def part(self, part: bytes) -> bytes:
         """Return a part of a stream; may be empty. This runs for each token of each client."""
@@ -130,6 +133,10 @@ class ClientFormat:
         if self._veil is not None:
             body = self._veil.body(body)
         return body if self._writer is None else self._writer.whole(body)
+
+    async def stored(self, sent: bytes) -> bytes:
+        """Store the answer before its last bytes are sent; return these."""
+        return sent if self._storage is None else await self._storage.store(sent)
 
     def headers(self, headers: dict[str, str]) -> dict[str, str]:
         """Return the headers that may be sent."""
@@ -268,6 +275,7 @@ class AnswerResponse(LateResponse):
             on_part(body)
         body = self._format.whole(body)
         await self._finish(limit)
+        body = await self._format.stored(body)
         self._facts = self._answering.facts
         head = {"content-type": "application/json", "content-length": str(len(body))}
         await self._start(send, head)
@@ -297,11 +305,14 @@ class AnswerResponse(LateResponse):
 
     async def _send_part(self, send: Send, limit: TimeLimit, part: bytes) -> None:
         """Send a part. This runs for each token of each client."""
-        if part.endswith(sse.DONE) and sse.is_end(part):
+        is_last = part.endswith(sse.DONE) and sse.is_end(part)
+        if is_last:
             await self._finish(limit)
         for on_part in self._on_part:
             on_part(part)
         if part := self._format.part(part):
+            if is_last:
+                part = await self._format.stored(part)
             await send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def _finish(self, limit: TimeLimit) -> None:
