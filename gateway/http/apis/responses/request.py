@@ -188,7 +188,7 @@ _KINDS: Final = (
     *("custom_tool_call_output", "reasoning"),
 )
 _REFUSED: Final = "item_reference"
-"""Names an item that only a server which stores responses has."""
+"""Names one item of a stored response; previous_response_id names all of them."""
 
 
 def _kind_of(value: Any) -> str | None:
