@@ -236,8 +236,7 @@ class AnswerEndpoints:
         async def answer(
             scope: Scope, receive: Receive, send: Send, body: bytes, held: HeldBody
         ) -> None:
-            caller = Caller(principal=meter.principal, reserve=held.reserve)
-            make = partial(self._response, endpoint, request, body, api, meter, caller)
+            make = partial(self._response, endpoint, request, body, api, meter, held)
             if IDEMPOTENCY_KEY in request.headers:
                 principal = meter.principal
                 response = await self.idempotent.answer(
@@ -265,7 +264,7 @@ class AnswerEndpoints:
         body: bytes,
         api: Api | None,
         meter: RequestMeter,
-        caller: Caller,
+        held: HeldBody,
     ) -> Response:
         """Plan a request that is counted and read; return what sends its answer, kept or new."""
         trace = self.intake.trace(request, meter, body)
@@ -273,7 +272,10 @@ class AnswerEndpoints:
         if trace is not None:
             meter.span = trace.span
         try:
-            translated = None if api is None else await api.read(body, caller)
+            translated = None
+            if api is not None:
+                caller = Caller(principal=meter.principal, reserve=held.reserve)
+                translated = await api.read(body, caller)
             await yield_if_long(body)
             context = request_context(request, meter.arrival_s, meter)
             if translated is not None:

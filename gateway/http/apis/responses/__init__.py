@@ -1,1 +1,1 @@
-"""OpenAI's /v1/responses over chat completions, with stored responses where the settings want it."""
+"""OpenAI's /v1/responses over chat completions; responses are stored where settings want it."""
