@@ -9,14 +9,16 @@ from outrider.gateway.contract.schema.errors import DeliveredReport
 from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
 
+Reserve = Callable[[int], None]
+"""Counts so many bytes in all as a request's. Raises KeyBodiesFullError or BodiesFullError."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """Who sends a request, and the room for what is read beside its body."""
 
     principal: Principal
-    reserve: Callable[[int], None]
-    """Count so many bytes in all as the request's. Raises KeyBodiesFullError, BodiesFullError."""
+    reserve: Reserve
 
 
 ANYONE: Final = Caller(principal=ANONYMOUS, reserve=lambda _: None)

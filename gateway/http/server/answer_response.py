@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -26,7 +26,7 @@ from outrider.gateway.contract.errors.tree import (
 from outrider.gateway.contract.schema.errors import DeliveredReport
 from outrider.gateway.contract.schema.header_text import header_text
 from outrider.gateway.http.apis.api import EVENT_STREAM, TranslatedRequest
-from outrider.gateway.http.edge.departure import on_departure
+from outrider.gateway.http.edge.departure import until_departure
 from outrider.gateway.http.server.veil import Veil
 from outrider.gateway.tenancy.metering.meter import MeteredEnding, RequestMeter
 from outrider.gateway.upstream.dialects.rewriting import splice
@@ -40,36 +40,6 @@ _STREAM_HEADERS: Final = {
     "x-accel-buffering": "no",
 }
 Work = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-async def until_departure(scope: Scope, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; cancel it as soon as the client leaves. The request's body must be read already.
-
-    Raises ClientDisconnect when the client left first. `work` runs in this task: a task of its own,
-    and waiting for it, would cost each request some hundredths of a millisecond.
-    """
-    worker = asyncio.current_task()
-    assert worker is not None, "it is awaited in a task"
-    num_cancels = worker.cancelling()
-    has_left = False
-
-    def leave() -> None:
-        nonlocal has_left
-        has_left = True
-        worker.cancel()
-
-    stop_waiting = on_departure(scope, receive, leave)
-    try:
-        await work
-    except (Exception, asyncio.CancelledError):
-        if not has_left:
-            raise
-    finally:
-        stop_waiting()
-    if has_left:
-        if worker.uncancel() > num_cancels:
-            raise asyncio.CancelledError  # the request was cancelled as well
-        raise ClientDisconnect
 
 
 class LateResponse(Response):

@@ -21,14 +21,13 @@ from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.contract.schema.parsing import naming
 from outrider.gateway.contract.schema.structs import json_response
-from outrider.gateway.http.apis.api import Api, Caller
+from outrider.gateway.http.apis.api import Api, Caller, Reserve
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.ollama.api import OllamaChat, OllamaGenerate
 from outrider.gateway.http.apis.responses.api import ResponsesApi
 from outrider.gateway.http.apis.tokenize import Tokenizing
 from outrider.gateway.http.edge.bodies import (
     BodyBudget,
-    HeldBody,
     read_form_body,
     read_json_body,
 )
@@ -117,7 +116,7 @@ class RequestIntake:
         self,
         request: Request,
         meter: RequestMeter,
-        work: Callable[[bytes, HeldBody], Awaitable[Result]],
+        work: Callable[[bytes, Reserve], Awaitable[Result]],
         limit_bytes: int | None = None,
         *,
         is_form: bool = False,
@@ -140,7 +139,7 @@ class RequestIntake:
                     body = await read_json_body(request, limit_bytes=most, held=held, bounds=bounds)
                     if (model := model_in_path(request)) is not None:
                         body = naming(body, model)
-                result = await work(body, held)
+                result = await work(body, held.reserve)
             await meter.end_unless_ended()
         except Exception as error:
             meter.note_error(error)
@@ -164,8 +163,8 @@ class RequestIntake:
         meter = self.meter(request, request.scope["path"])
         await meter.enter()
 
-        async def answered(body: bytes, held: HeldBody) -> Response:
-            caller = Caller(principal=meter.principal, reserve=held.reserve)
+        async def answered(body: bytes, reserve: Reserve) -> Response:
+            caller = Caller(principal=meter.principal, reserve=reserve)
             response = await work(body, caller)
             response.headers.update(meter.headers)
             await meter.end_and_wait("answered")
@@ -234,9 +233,9 @@ class AnswerEndpoints:
             await self.intake.with_body(request, meter, partial(answer, scope, receive, send))
 
         async def answer(
-            scope: Scope, receive: Receive, send: Send, body: bytes, held: HeldBody
+            scope: Scope, receive: Receive, send: Send, body: bytes, reserve: Reserve
         ) -> None:
-            make = partial(self._response, endpoint, request, body, api, meter, held)
+            make = partial(self._response, endpoint, request, body, api, meter, reserve)
             if IDEMPOTENCY_KEY in request.headers:
                 principal = meter.principal
                 response = await self.idempotent.answer(
@@ -264,7 +263,7 @@ class AnswerEndpoints:
         body: bytes,
         api: Api | None,
         meter: RequestMeter,
-        held: HeldBody,
+        reserve: Reserve,
     ) -> Response:
         """Plan a request that is counted and read; return what sends its answer, kept or new."""
         trace = self.intake.trace(request, meter, body)
@@ -274,7 +273,7 @@ class AnswerEndpoints:
         try:
             translated = None
             if api is not None:
-                caller = Caller(principal=meter.principal, reserve=held.reserve)
+                caller = Caller(principal=meter.principal, reserve=reserve)
                 translated = await api.read(body, caller)
             await yield_if_long(body)
             context = request_context(request, meter.arrival_s, meter)
