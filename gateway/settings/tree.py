@@ -29,6 +29,7 @@ from outrider.gateway.settings.kv_events import kv_event_complaints
 from outrider.gateway.settings.ledger import LedgerSettings
 from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.paths import did_you_mean, filled_in
+from outrider.gateway.settings.responses import ResponseSettings, response_complaints
 from outrider.gateway.settings.revisions import forget_revisions, revision_complaints
 from outrider.gateway.settings.routing import RoutingSettings
 from outrider.gateway.settings.sections import NONE as NONE
@@ -134,6 +135,7 @@ class Settings(BaseSettings):
     aliases: dict[str, AliasSettings] = Field(default_factory=dict)
     """Further names that requests use as model, each for a model or a chain of models."""
     cache: CacheSettings = Field(default_factory=CacheSettings)
+    responses: ResponseSettings = Field(default_factory=ResponseSettings)
     handoff: HandoffSettings = Field(default_factory=HandoffSettings)
     mirror: MirrorSettings = Field(default_factory=MirrorSettings)
 
@@ -156,6 +158,7 @@ class Settings(BaseSettings):
             *revision_complaints(self.models, self.tiers),
             *alias_complaints(self.aliases, self.models, self.tiers),
             *cache_complaints(self.cache, self.tiers, has_redis=self.redis_url is not None),
+            *response_complaints(self.responses, self.server, has_redis=self.redis_url is not None),
             *adapter_complaints(self.adapters, self.models, (*self.tiers, *self.aliases)),
             *kv_event_complaints(self.engine),
             *worker_complaints(self.server, self.models, self.engine, self.database_url),

@@ -32,6 +32,7 @@ from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.ollama.api import OllamaChat, OllamaGenerate, OllamaParts
 from outrider.gateway.http.apis.ollama.endpoints import OllamaEndpoints, meant_name
 from outrider.gateway.http.apis.responses.api import ResponsesApi
+from outrider.gateway.http.apis.responses.endpoints import StoredEndpoints
 from outrider.gateway.http.apis.tokenize import Tokenizing
 from outrider.gateway.http.dashboard.api import DashboardApi, DashboardSources
 from outrider.gateway.http.dashboard.experiments import experiment_documents
@@ -54,6 +55,7 @@ from outrider.gateway.tenancy.keys.admin import AdminApi
 from outrider.gateway.tenancy.ledger.usage_api import UsageApi
 from outrider.gateway.wiring.caching import answer_cache
 from outrider.gateway.wiring.gateway_parts import GatewayParts
+from outrider.gateway.wiring.responses import conversations
 from outrider.gateway.workers.line import Handler
 from outrider.gateway.workers.merging import Families, collected
 from outrider.gateway.workers.siblings import Siblings
@@ -154,6 +156,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             foreign_pages=ForeignPages.of(parts.http),
             has_open_metrics=keys.has_open_metrics,
             upstream_tiers=upstream_tiers,
+            stored=StoredEndpoints(conversations=conversations(parts)),
             passing=PassThroughEndpoints(
                 intake=intake,
                 passing=PassThrough(upstream=parts.upstream, names=catalog, chains=chains),
@@ -249,7 +252,11 @@ def build_tokenizing(parts: GatewayParts, jobs: JobBuilder, chains: ChainBook) -
         tokenizers=parts.tokenizers,
         chains=chains,
         messages_api=MessagesApi(has_upstream_tiers=False, ignores_unknown=ignores_unknown),
-        responses_api=ResponsesApi(has_upstream_tiers=False, ignores_unknown=ignores_unknown),
+        responses_api=ResponsesApi(
+            has_upstream_tiers=False,
+            ignores_unknown=ignores_unknown,
+            conversations=conversations(parts),
+        ),
         ignores_unknown=ignores_unknown,
     )
 
@@ -335,7 +342,10 @@ def _build_answers(
         idempotent=idempotent,
         cache=answer_cache(parts, jobs),
         responses_api=ResponsesApi(
-            has_upstream_tiers=has_tiers, ignores_unknown=ignores_unknown, clock=parts.wall_clock
+            has_upstream_tiers=has_tiers,
+            ignores_unknown=ignores_unknown,
+            conversations=conversations(parts),
+            clock=parts.wall_clock,
         ),
         messages_api=MessagesApi(has_upstream_tiers=has_tiers, ignores_unknown=ignores_unknown),
         ollama_api=OllamaChat(parts=ollama),
@@ -388,6 +398,7 @@ def _build_lifespan(
         read_metrics=status.families,
         loop_lag=loop_lag,
         cache=parts.cache.store,
+        responses=parts.responses,
         checks_pair=parts.routing.pair is not None,
         adapter_watcher=watcher,
     )

@@ -110,6 +110,7 @@ def build_parts(
     from outrider.gateway.wiring.aliases import checked_aliases
     from outrider.gateway.wiring.caching import build_cache
     from outrider.gateway.wiring.gateway_parts import GatewayParts
+    from outrider.gateway.wiring.responses import build_response_store
     from outrider.gateway.wiring.routing import build_routing
     from outrider.gateway.wiring.tenancy import build_tenancy
     from outrider.gateway.wiring.upstream import build_upstream
@@ -160,6 +161,7 @@ def build_parts(
         aliases=checked_aliases(settings),
         unknown_fields=settings.unknown_fields,
         cache=build_cache(settings),
+        responses=build_response_store(settings),
         metrics=metrics,
         tenancy=tenancy,
         http=settings.http,

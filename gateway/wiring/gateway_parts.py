@@ -16,6 +16,7 @@ from outrider.gateway.contract.schema.kinds import UnknownFields
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.experiments.experiments import Experiments
 from outrider.gateway.experiments.slo.slo_parts import SloParts
+from outrider.gateway.http.apis.responses.store import ResponseStore
 from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 from outrider.gateway.settings.adapters import AdapterSettings
 from outrider.gateway.settings.aliases import AliasSettings
@@ -72,6 +73,8 @@ class GatewayParts:
     adapters: AdapterSettings = field(default_factory=AdapterSettings)
     unknown_fields: UnknownFields = "refuse"
     cache: CacheParts = field(default_factory=CacheParts)
+    responses: ResponseStore | None = None
+    """None where responses are not stored."""
     prompt_slots: PromptSlots = field(default_factory=PromptSlots)
     siblings: Siblings | None = None
     """The other processes of this gateway; None where it has one."""

@@ -17,6 +17,7 @@ from outrider.gateway.settings.caching import CacheSettings
 from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.settings.keys import KeySettings
 from outrider.gateway.settings.loopback import is_loopback
+from outrider.gateway.settings.responses import ResponseSettings
 from outrider.gateway.settings.sources import ENV_PREFIX
 from outrider.gateway.settings.tiers import HandoffSettings, MirrorSettings
 from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder
@@ -89,6 +90,7 @@ def _engine_settings(settings: Settings) -> Settings:
         "tiers": {},
         "aliases": {},
         "cache": CacheSettings(),
+        "responses": ResponseSettings(),
         "handoff": HandoffSettings(),
         "mirror": MirrorSettings(),
         "keys": KeySettings(),

@@ -25,6 +25,7 @@ from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.caching import build_cache
 from outrider.gateway.wiring.gateway_parts import GatewayParts
+from outrider.gateway.wiring.responses import build_response_store
 from outrider.gateway.wiring.tenancy import build_tenancy
 from outrider.gateway.wiring.upstream import build_upstream
 from outrider.router.guard import RouteGuard
@@ -225,6 +226,7 @@ def hybrid(
             aliases=settings.aliases,
             unknown_fields=settings.unknown_fields,
             cache=build_cache(settings),
+            responses=build_response_store(settings),
             metrics=metrics,
             tenancy=tenancy,
             experiments=build_experiments(settings.experiments, tenancy.database, metrics.registry),

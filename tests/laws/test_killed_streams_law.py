@@ -75,8 +75,8 @@ class Escalating:
 
     def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         plan = WatchPlan(new_watch=lambda: PlannedWatch("escalate", at=6))
-        cascade = plan if constraints.may_watch else None
-        return Route(tier="small", reason="test", quality=0.4, cascade=cascade, is_own=True)
+        watch = plan if constraints.may_watch else None
+        return Route(tier="small", reason="test", quality=0.4, watch=watch, is_own=True)
 
 
 def body(kind: str) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class Chance:
     def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         """The small model under a watch, where that may be."""
         plan = WatchPlan(new_watch=self.watch, mid_stream=self.goes_on)
-        cascade = plan if constraints.may_watch else None
-        return Route(tier="small", reason="chance", quality=0.4, cascade=cascade, is_own=True)
+        watch = plan if constraints.may_watch else None
+        return Route(tier="small", reason="chance", quality=0.4, watch=watch, is_own=True)
 
     def watch(self) -> PlannedWatch:
         """Escalates at once, later, or at the end; keeps the answer; gives up in mid-stream."""

@@ -25,6 +25,11 @@ class CachedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """The size of the answer."""
         return sum(map(len, self.parts))
 
+    @property
+    def owner(self) -> str:
+        """Nobody's: all answers share one bound."""
+        return ""
+
 
 class CacheStore(Protocol):
     """Keeps entries by key for a bounded time, in bounded memory."""
@@ -32,7 +37,7 @@ class CacheStore(Protocol):
     async def get(self, key: bytes) -> CachedEntry | None:
         """Return the entry; None where there is none or the store does not answer. Never raises."""
 
-    async def put(self, key: bytes, entry: CachedEntry) -> None:
+    async def put(self, key: bytes, entry: CachedEntry) -> object:
         """Keep an entry, as far as there is room. Never raises."""
 
     async def close(self) -> None:

@@ -1,12 +1,28 @@
 """The seam for other APIs: their request becomes a chat completion's, its answer theirs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.schema.errors import DeliveredReport
 from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
 
+Reserve = Callable[[int], None]
+"""Counts so many bytes in all as a request's. Raises KeyBodiesFullError or BodiesFullError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who sends a request, and the room for what is read beside its body."""
+
+    principal: Principal
+    reserve: Reserve
+
+
+ANYONE: Final = Caller(principal=ANONYMOUS, reserve=lambda _: None)
+"""Whoever it is where nothing is stored."""
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 
 
@@ -30,6 +46,16 @@ class AnswerWriter(Protocol):
         """The events that end a stream which broke off; `delivered` is the report's last word."""
 
 
+class AnswerStorage(Protocol):
+    """Stores one answer that its client may ask for again."""
+
+    def forbid(self) -> None:
+        """Store nothing: the request is private. Call it before the answer begins."""
+
+    async def store(self, sent: bytes) -> bytes:
+        """Store the answer, which is whole, before its last bytes are sent; return these."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedRequest:
     """A translated request. `chat_body` is JSON of a chat completion's request.
@@ -44,6 +70,8 @@ class TranslatedRequest:
     """Whose request `chat_body` is."""
     ready: bytes | None = None
     """The answer to a request that only asks whether its model is there; else None."""
+    storage: AnswerStorage | None = None
+    """None where the answer is not stored."""
 
 
 class Api(Protocol):
@@ -53,7 +81,7 @@ class Api(Protocol):
     def name(self) -> str:
         """Such as "responses"."""
 
-    async def read(self, body: bytes) -> TranslatedRequest:
+    async def read(self, body: bytes, caller: Caller, /) -> TranslatedRequest:
         """Translate a request. Raises BadRequestError, whose `param` is a field of this API."""
 
     def problem_body(self, problem: Problem) -> bytes:

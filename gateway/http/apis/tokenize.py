@@ -25,6 +25,7 @@ from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.contract.schema.parsing import parse
 from outrider.gateway.contract.schema.structs import json_response
+from outrider.gateway.http.apis.api import Caller
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.reading import read_body
 from outrider.gateway.http.apis.responses.api import ResponsesApi
@@ -71,15 +72,15 @@ class Tokenizing:
     responses_api: ResponsesApi
     ignores_unknown: bool = False
 
-    async def tokenize(self, body: bytes, principal: Principal) -> Response:
+    async def tokenize(self, body: bytes, caller: Caller) -> Response:
         """A prompt's tokens. Raises GatewayError or EngineError."""
         form = TokenizeMessages if _has_messages(body) else TokenizePrompt
         await yield_if_long(body)
         read = await read_body(form, body, ignores_unknown=self.ignores_unknown)
         request = read.request
-        info = await self._info(request.model, principal)
+        info = await self._info(request.model, caller.principal)
         tokenizer = self._tokenizer(info)
-        work = self.jobs.prompt_work(principal.tenant)
+        work = self.jobs.prompt_work(caller.principal.tenant)
         if isinstance(request, TokenizePrompt):
             token_ids = await _encoded(request, tokenizer, work)
         else:
@@ -98,11 +99,11 @@ class Tokenizing:
 
         return json_response(await _in_time(answer, len(token_ids)))
 
-    async def detokenize(self, body: bytes, principal: Principal) -> Response:
+    async def detokenize(self, body: bytes, caller: Caller) -> Response:
         """The text of tokens. Raises GatewayError or EngineError."""
         read = await read_body(DetokenizeRequest, body, ignores_unknown=self.ignores_unknown)
         request = read.request
-        info = await self._info(request.model, principal)
+        info = await self._info(request.model, caller.principal)
         check_token_ids(request.tokens, info, param="tokens")
         tokenizer = self._tokenizer(info)
 
@@ -126,14 +127,15 @@ class Tokenizing:
             )
         )
 
-    async def count_tokens(self, body: bytes, principal: Principal) -> Response:
+    async def count_tokens(self, body: bytes, caller: Caller) -> Response:
         """The tokens of a prompt of the Messages API. Raises GatewayError or EngineError."""
-        count = await self._count(await self.messages_api.read_prompt(body), principal)
+        count = await self._count(await self.messages_api.read_prompt(body), caller.principal)
         return json_response(TokenCount(input_tokens=count))
 
-    async def count_input(self, body: bytes, principal: Principal) -> Response:
+    async def count_input(self, body: bytes, caller: Caller) -> Response:
         """The tokens of a prompt of the Responses API. Raises GatewayError or EngineError."""
-        count = await self._count(await self.responses_api.read_prompt(body), principal)
+        chat_body = await self.responses_api.read_prompt(body, caller)
+        count = await self._count(chat_body, caller.principal)
         return json_response(InputTokens(object="response.input_tokens", input_tokens=count))
 
     async def _count(self, chat_body: bytes, principal: Principal) -> int:

@@ -1,9 +1,10 @@
 """Telling a request's work that its client has left."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 EXTENSION: Final = "outrider.departure"
@@ -61,3 +62,33 @@ async def _wait(receive: Receive, on_left: OnLeft) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     on_left()
+
+
+async def until_departure(scope: Scope, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; cancel it as soon as the client leaves. The request's body must be read already.
+
+    Raises ClientDisconnect when the client left first. `work` runs in this task: a task of its own,
+    and waiting for it, would cost each request some hundredths of a millisecond.
+    """
+    worker = asyncio.current_task()
+    assert worker is not None, "it is awaited in a task"
+    num_cancels = worker.cancelling()
+    has_left = False
+
+    def leave() -> None:
+        nonlocal has_left
+        has_left = True
+        worker.cancel()
+
+    stop_waiting = on_departure(scope, receive, leave)
+    try:
+        await work
+    except (Exception, asyncio.CancelledError):
+        if not has_left:
+            raise
+    finally:
+        stop_waiting()
+    if has_left:
+        if worker.uncancel() > num_cancels:
+            raise asyncio.CancelledError  # the request was cancelled as well
+        raise ClientDisconnect

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -25,8 +25,8 @@ from outrider.gateway.contract.errors.tree import (
 )
 from outrider.gateway.contract.schema.errors import DeliveredReport
 from outrider.gateway.contract.schema.header_text import header_text
-from outrider.gateway.http.apis.api import EVENT_STREAM, AnswerWriter
-from outrider.gateway.http.edge.departure import on_departure
+from outrider.gateway.http.apis.api import EVENT_STREAM, TranslatedRequest
+from outrider.gateway.http.edge.departure import until_departure
 from outrider.gateway.http.server.veil import Veil
 from outrider.gateway.tenancy.metering.meter import MeteredEnding, RequestMeter
 from outrider.gateway.upstream.dialects.rewriting import splice
@@ -40,36 +40,6 @@ _STREAM_HEADERS: Final = {
     "x-accel-buffering": "no",
 }
 Work = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-async def until_departure(scope: Scope, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; cancel it as soon as the client leaves. The request's body must be read already.
-
-    Raises ClientDisconnect when the client left first. `work` runs in this task: a task of its own,
-    and waiting for it, would cost each request some hundredths of a millisecond.
-    """
-    worker = asyncio.current_task()
-    assert worker is not None, "it is awaited in a task"
-    num_cancels = worker.cancelling()
-    has_left = False
-
-    def leave() -> None:
-        nonlocal has_left
-        has_left = True
-        worker.cancel()
-
-    stop_waiting = on_departure(scope, receive, leave)
-    try:
-        await work
-    except (Exception, asyncio.CancelledError):
-        if not has_left:
-            raise
-    finally:
-        stop_waiting()
-    if has_left:
-        if worker.uncancel() > num_cancels:
-            raise asyncio.CancelledError  # the request was cancelled as well
-        raise ClientDisconnect
 
 
 class LateResponse(Response):
@@ -110,14 +80,17 @@ class OnResponseEnd(Protocol):
 class ClientFormat:
     """The format in which a client gets an answer: in its API's words, without what is hidden."""
 
-    def __init__(self, veil: Veil | None = None, writer: AnswerWriter | None = None) -> None:
+    def __init__(
+        self, veil: Veil | None = None, translated: TranslatedRequest | None = None
+    ) -> None:
         self.hides_tiers = None if veil is None else veil.hides_tiers
         """Whether errors name no tiers; None where the key alone decides it."""
         self.stream_headers = _STREAM_HEADERS
-        if writer is not None:
-            self.stream_headers = {**_STREAM_HEADERS, "content-type": writer.media_type}
         self._veil = veil
-        self._writer = writer
+        self._writer = None if translated is None else translated.writer
+        self._storage = None if translated is None else translated.storage
+        if self._writer is not None:
+            self.stream_headers = {**_STREAM_HEADERS, "content-type": self._writer.media_type}
 
     def part(self, part: bytes) -> bytes:
         """Return a part of a stream; may be empty. This runs for each token of each client."""
@@ -130,6 +103,10 @@ class ClientFormat:
         if self._veil is not None:
             body = self._veil.body(body)
         return body if self._writer is None else self._writer.whole(body)
+
+    async def stored(self, sent: bytes) -> bytes:
+        """Store the answer before its last bytes are sent; return these."""
+        return sent if self._storage is None else await self._storage.store(sent)
 
     def headers(self, headers: dict[str, str]) -> dict[str, str]:
         """Return the headers that may be sent."""
@@ -268,6 +245,7 @@ class AnswerResponse(LateResponse):
             on_part(body)
         body = self._format.whole(body)
         await self._finish(limit)
+        body = await self._format.stored(body)
         self._facts = self._answering.facts
         head = {"content-type": "application/json", "content-length": str(len(body))}
         await self._start(send, head)
@@ -297,11 +275,14 @@ class AnswerResponse(LateResponse):
 
     async def _send_part(self, send: Send, limit: TimeLimit, part: bytes) -> None:
         """Send a part. This runs for each token of each client."""
-        if part.endswith(sse.DONE) and sse.is_end(part):
+        is_last = part.endswith(sse.DONE) and sse.is_end(part)
+        if is_last:
             await self._finish(limit)
         for on_part in self._on_part:
             on_part(part)
         if part := self._format.part(part):
+            if is_last:
+                part = await self._format.stored(part)
             await send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def _finish(self, limit: TimeLimit) -> None:

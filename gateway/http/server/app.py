@@ -43,6 +43,7 @@ from outrider.gateway.engines.fleet.admin import ReplicaApi
 from outrider.gateway.experiments.admin import ExperimentApi
 from outrider.gateway.experiments.feedback import FeedbackApi
 from outrider.gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
+from outrider.gateway.http.apis.api import Caller
 from outrider.gateway.http.apis.messages.answers import MESSAGES_MODELS
 from outrider.gateway.http.apis.messages.openapi import count_tokens_operation, messages_operation
 from outrider.gateway.http.apis.ollama.answers import OLLAMA_MODELS
@@ -59,9 +60,13 @@ from outrider.gateway.http.apis.ollama.openapi import (
     version_operation,
 )
 from outrider.gateway.http.apis.responses.answers import RESPONSES_MODELS
+from outrider.gateway.http.apis.responses.endpoints import StoredEndpoints
 from outrider.gateway.http.apis.responses.openapi import (
     count_input_operation,
+    delete_operation,
+    input_items_operation,
     responses_operation,
+    retrieve_operation,
 )
 from outrider.gateway.http.apis.tokenize_api import (
     detokenize_operation,
@@ -144,6 +149,7 @@ class Routes:
     """/metrics requires no key."""
     upstream_tiers: tuple[str, ...]
     passing: PassThroughEndpoints
+    stored: StoredEndpoints
 
 
 def create_app(routes: Routes) -> AuthDispatcher:
@@ -219,6 +225,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
             endpoint
         )
     app.post("/v1/route", openapi_extra=route)(answers.route)
+    _add_stored_routes(app, routes.stored)
     _add_ollama_routes(app, routes)
     _add_status_routes(app, routes)
     _add_tenant_routes(app, routes)
@@ -231,6 +238,23 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
         upstream_tiers=routes.upstream_tiers,
     )
     app.get("/openapi.json", include_in_schema=False)(document.answer)
+
+
+def _add_stored_routes(app: FastAPI, stored: StoredEndpoints) -> None:
+    """Add stored responses; where nothing is stored, the paths say so and are not described."""
+    one = f"{_RESPONSES}/{{response_id}}"
+    for method, path, handler, described in (
+        ("GET", one, stored.retrieve, retrieve_operation()),
+        ("DELETE", one, stored.delete, delete_operation()),
+        ("GET", f"{one}/input_items", stored.input_items, input_items_operation()),
+    ):
+        app.add_api_route(
+            path,
+            _with_principal(handler),
+            methods=[method],
+            openapi_extra=described,
+            include_in_schema=stored.conversations is not None,
+        )
 
 
 def _add_status_routes(app: FastAPI, routes: Routes) -> None:
@@ -292,9 +316,10 @@ def _add_experiment_routes(app: FastAPI, routes: Routes) -> None:
     """Add the administrators' endpoints for experiments, and the feedback on answers."""
 
     async def give_feedback(request: Request) -> Response:
-        return await routes.intake.counted(
-            request, routes.feedback.give, limit_bytes=MAX_SMALL_BODY_BYTES
-        )
+        async def give(body: bytes, caller: Caller) -> Response:
+            return await routes.feedback.give(body, caller.principal)
+
+        return await routes.intake.counted(request, give, limit_bytes=MAX_SMALL_BODY_BYTES)
 
     app.post("/v1/feedback", openapi_extra=FEEDBACK_OPERATION)(give_feedback)
     _add_handlers(app, routes.experiments)

@@ -21,12 +21,16 @@ from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.contract.schema.parsing import naming
 from outrider.gateway.contract.schema.structs import json_response
-from outrider.gateway.http.apis.api import Api
+from outrider.gateway.http.apis.api import Api, Caller, Reserve
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.ollama.api import OllamaChat, OllamaGenerate
 from outrider.gateway.http.apis.responses.api import ResponsesApi
 from outrider.gateway.http.apis.tokenize import Tokenizing
-from outrider.gateway.http.edge.bodies import BodyBudget, read_form_body, read_json_body
+from outrider.gateway.http.edge.bodies import (
+    BodyBudget,
+    read_form_body,
+    read_json_body,
+)
 from outrider.gateway.http.edge.idempotency import HEADER as IDEMPOTENCY_KEY
 from outrider.gateway.http.edge.idempotency import IdempotentAnswers
 from outrider.gateway.http.server.answer_response import AnswerResponse, ClientFormat, WorkResponse
@@ -37,7 +41,7 @@ from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
 from outrider.gateway.telemetry.log_context import log_context
 from outrider.gateway.telemetry.spans import record_http
 from outrider.gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER, Tracer
-from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
+from outrider.gateway.tenancy.keys.keys import ANONYMOUS
 from outrider.gateway.tenancy.metering.meter import RequestMeter
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.upstream.call import HOPS_HEADER
@@ -112,13 +116,14 @@ class RequestIntake:
         self,
         request: Request,
         meter: RequestMeter,
-        work: Callable[[bytes], Awaitable[Result]],
+        work: Callable[[bytes, Reserve], Awaitable[Result]],
         limit_bytes: int | None = None,
         *,
         is_form: bool = False,
     ) -> Result:
         """Read the body of a request that is counted, and hold both until `work` on it is done.
 
+        `work` may reserve more bytes than the body's, for what belongs to it.
         `is_form`: it is in parts; else JSON.
 
         A request that ends without an answer of its own (a repeated one) gives its count back. So
@@ -134,7 +139,7 @@ class RequestIntake:
                     body = await read_json_body(request, limit_bytes=most, held=held, bounds=bounds)
                     if (model := model_in_path(request)) is not None:
                         body = naming(body, model)
-                result = await work(body)
+                result = await work(body, held.reserve)
             await meter.end_unless_ended()
         except Exception as error:
             meter.note_error(error)
@@ -147,7 +152,7 @@ class RequestIntake:
     async def counted(
         self,
         request: Request,
-        work: Callable[[bytes, Principal], Awaitable[Response]],
+        work: Callable[[bytes, Caller], Awaitable[Response]],
         *,
         limit_bytes: int | None = None,
     ) -> Response:
@@ -158,8 +163,9 @@ class RequestIntake:
         meter = self.meter(request, request.scope["path"])
         await meter.enter()
 
-        async def answered(body: bytes) -> Response:
-            response = await work(body, principal_of(request))
+        async def answered(body: bytes, reserve: Reserve) -> Response:
+            caller = Caller(principal=meter.principal, reserve=reserve)
+            response = await work(body, caller)
             response.headers.update(meter.headers)
             await meter.end_and_wait("answered")
             return response
@@ -226,8 +232,10 @@ class AnswerEndpoints:
             await self._count(request, meter)
             await self.intake.with_body(request, meter, partial(answer, scope, receive, send))
 
-        async def answer(scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
-            make = partial(self._response, endpoint, request, body, api, meter)
+        async def answer(
+            scope: Scope, receive: Receive, send: Send, body: bytes, reserve: Reserve
+        ) -> None:
+            make = partial(self._response, endpoint, request, body, api, meter, reserve)
             if IDEMPOTENCY_KEY in request.headers:
                 principal = meter.principal
                 response = await self.idempotent.answer(
@@ -255,6 +263,7 @@ class AnswerEndpoints:
         body: bytes,
         api: Api | None,
         meter: RequestMeter,
+        reserve: Reserve,
     ) -> Response:
         """Plan a request that is counted and read; return what sends its answer, kept or new."""
         trace = self.intake.trace(request, meter, body)
@@ -262,7 +271,10 @@ class AnswerEndpoints:
         if trace is not None:
             meter.span = trace.span
         try:
-            translated = None if api is None else await api.read(body)
+            translated = None
+            if api is not None:
+                caller = Caller(principal=meter.principal, reserve=reserve)
+                translated = await api.read(body, caller)
             await yield_if_long(body)
             context = request_context(request, meter.arrival_s, meter)
             if translated is not None:
@@ -277,6 +289,8 @@ class AnswerEndpoints:
         except BaseException as error:
             observer.note_outcome(None, "failed", None, error)
             raise
+        if translated is not None and translated.storage is not None and answering.is_private:
+            translated.storage.forbid()  # an alias has made it private
         meter.is_streamed = answering.is_streamed
         if trace is not None:
             trace.planned(is_private=answering.is_private, is_streamed=answering.is_streamed)
@@ -285,7 +299,7 @@ class AnswerEndpoints:
             answering,
             clock=self.clock,
             meter=meter,
-            format_=ClientFormat(veil, None if translated is None else translated.writer),
+            format_=ClientFormat(veil, translated),
             on_part=() if recording is None else (recording.add,),
             on_end=(observer.note_outcome,),
         )
@@ -293,12 +307,12 @@ class AnswerEndpoints:
     async def route(self, request: Request) -> Response:
         """Report where a request would go, without answering it."""
 
-        async def report(body: bytes, principal: Principal) -> Response:
+        async def report(body: bytes, caller: Caller) -> Response:
             context = request_context(request, self.clock())
             endpoint = _endpoint_of(body)
             await yield_if_long(body)
             found = await self.planner.route_report(endpoint, body, context)
-            veil = veil_of(self.planner.chains, body, principal)
+            veil = veil_of(self.planner.chains, body, caller.principal)
             return json_response(found if veil is None else veil.route(msgspec.to_builtins(found)))
 
         return await self.intake.counted(request, report)

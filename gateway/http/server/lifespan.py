@@ -17,6 +17,7 @@ from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.engines.adapters.watcher import AdapterWatcher
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.experiments.experiments import Experiments
+from outrider.gateway.http.apis.responses.store import ResponseStore
 from outrider.gateway.http.dashboard.api import DashboardApi
 from outrider.gateway.telemetry.capture import Capture
 from outrider.gateway.telemetry.loop_lag import LoopLag
@@ -46,6 +47,7 @@ class Lifespan:
     """Once the engine has started, its models are compared with the router's."""
     adapter_watcher: AdapterWatcher | None
     cache: CacheStore | None = None
+    responses: ResponseStore | None = None
     push: "MetricsPush | None" = None
     read_metrics: "ReadFamilies"
 
@@ -78,6 +80,8 @@ class Lifespan:
             await self.tenancy.close()
             if self.cache is not None:
                 await self.cache.close()
+            if self.responses is not None:
+                await self.responses.close()
             await self.capture.close()
             await self.tracer.close()
             if self.push is not None:

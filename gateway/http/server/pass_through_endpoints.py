@@ -17,7 +17,9 @@ from outrider.gateway.answering.candidates.pass_through import (
     PassThrough,
 )
 from outrider.gateway.contract.errors.tree import AuthenticationError
-from outrider.gateway.http.server.answer_response import WorkResponse, until_departure
+from outrider.gateway.http.apis.api import Reserve
+from outrider.gateway.http.edge.departure import until_departure
+from outrider.gateway.http.server.answer_response import WorkResponse
 from outrider.gateway.http.server.auth_dispatcher import model_in_path, request_id_of
 from outrider.gateway.http.server.endpoints import RequestIntake, request_context
 from outrider.gateway.http.server.veil import veil_for
@@ -57,7 +59,9 @@ class PassThroughEndpoints:
             work = partial(answer, scope, receive, send)
             await self.intake.with_body(request, meter, work, is_form=route.takes_form)
 
-        async def answer(scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
+        async def answer(
+            scope: Scope, receive: Receive, send: Send, body: bytes, _: Reserve
+        ) -> None:
             context = request_context(request, meter.arrival_s, meter)
             responses: list[Response] = []
 

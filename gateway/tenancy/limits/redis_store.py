@@ -75,8 +75,13 @@ class RedisStore:
         timeout_s: float = 1.0,
         metrics: LimitMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
+        name: str = "limits",
+        refusal: str = "Limits cannot be checked now. Try again in a moment.",
     ) -> None:
+        """`name`: what it holds, for the log. `refusal`: what clients are told of a failure."""
         self._client = client
+        self._name = name
+        self._refusal = refusal
         self._timeout_s = timeout_s
         self._metrics = metrics or LimitMetrics()
         self._clock = clock
@@ -91,19 +96,23 @@ class RedisStore:
 
     async def run(self, script: str, key: str, args: Sequence[str | float]) -> list[int]:
         """Return the reply of a script. `key` is its KEYS[1]. Raises StorageError."""
+        return cast(list[int], await self.reply(script, key, args))
+
+    async def reply(self, script: str, key: str, args: Sequence[str | float | bytes]) -> object:
+        """Return whatever a script replies. Raises StorageError, as `run`."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 try:
                     reply = self._client.evalsha(_sha(script), 1, key, *args)
-                    return await cast(Awaitable[list[int]], reply)
+                    return await cast(Awaitable[object], reply)
                 except NoScriptError:  # Redis was started again, or forgot its scripts
                     reply = self._client.eval(script, 1, key, *args)
-                    return await cast(Awaitable[list[int]], reply)
+                    return await cast(Awaitable[object], reply)
         except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
             self._report(error)
             if isinstance(error, ReadOnlyError):
                 await self._leave_replica()
-            raise StorageError("Limits cannot be checked now. Try again in a moment.") from error
+            raise StorageError(self._refusal) from error
 
     async def close(self) -> None:
         """Disconnect."""
@@ -120,7 +129,8 @@ class RedisStore:
         now = self._clock()
         if self._logged_s is None or now - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now
-            logger.warning("limits store failed error=%s reason=%s", type(error).__name__, error)
+            kind = type(error).__name__
+            logger.warning("%s store failed error=%s reason=%s", self._name, kind, error)
 
 
 @lru_cache(maxsize=16)

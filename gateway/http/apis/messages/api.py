@@ -7,7 +7,7 @@ import msgspec
 from outrider.gateway.answering.reading.misplaced_options import refuse_misplaced_options
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.schema.long_bodies import yield_if_long
-from outrider.gateway.http.apis.api import TranslatedRequest
+from outrider.gateway.http.apis.api import ANYONE, Caller, TranslatedRequest
 from outrider.gateway.http.apis.foreign import refuse_foreign
 from outrider.gateway.http.apis.messages.answers import MessagesError
 from outrider.gateway.http.apis.messages.problems import error_detail
@@ -40,7 +40,7 @@ class MessagesApi:
         self._has_upstream_tiers = has_upstream_tiers
         self._ignores_unknown = ignores_unknown
 
-    async def read(self, body: bytes) -> TranslatedRequest:
+    async def read(self, body: bytes, _: Caller = ANYONE) -> TranslatedRequest:
         """Translate a request into a chat completion and its writer. Raises BadRequestError."""
         read = await read_body(MessagesRequest, body, ignores_unknown=self._ignores_unknown)
         if self._has_upstream_tiers:

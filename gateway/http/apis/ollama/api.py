@@ -11,7 +11,7 @@ from outrider.gateway.answering.reading.misplaced_options import refuse_misplace
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.schema.kinds import Endpoint
 from outrider.gateway.contract.schema.long_bodies import yield_if_long
-from outrider.gateway.http.apis.api import TranslatedRequest
+from outrider.gateway.http.apis.api import ANYONE, Caller, TranslatedRequest
 from outrider.gateway.http.apis.ollama.answers import OllamaError
 from outrider.gateway.http.apis.ollama.request import (
     chat_fields,
@@ -103,7 +103,7 @@ class OllamaChat:
     parts: OllamaParts
     name: ClassVar[str] = "ollama_chat"
 
-    async def read(self, body: bytes) -> TranslatedRequest:
+    async def read(self, body: bytes, _: Caller = ANYONE) -> TranslatedRequest:
         """Translate a request into a chat completion and its writer. Raises BadRequestError."""
         read = await self.parts.read(OllamaChatRequest, body)
         fields = None
@@ -124,7 +124,7 @@ class OllamaGenerate:
     parts: OllamaParts
     name: ClassVar[str] = "ollama_generate"
 
-    async def read(self, body: bytes) -> TranslatedRequest:
+    async def read(self, body: bytes, _: Caller = ANYONE) -> TranslatedRequest:
         """Translate a request into a chat completion, a raw one into a completion.
 
         Raises BadRequestError.

@@ -1,1 +1,1 @@
-"""OpenAI's /v1/responses over chat completions, without memory of earlier responses."""
+"""OpenAI's /v1/responses over chat completions; responses are stored where settings want it."""

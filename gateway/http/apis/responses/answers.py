@@ -174,7 +174,7 @@ class BrokenOffReport(ResponseModel):
 class ResponseObject(ResponseModel, kw_only=True):
     """A response."""
 
-    id: Annotated[str, says("The response is not stored, so this cannot be asked for again.")]
+    id: Annotated[str, says("With `store` true, this can be asked for again.")]
     object: Literal["response"]
     created_at: int
     completed_at: int | None
@@ -193,11 +193,11 @@ class ResponseObject(ResponseModel, kw_only=True):
     max_tool_calls: int | None
     metadata: dict[str, Any]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: RepeatedReasoning
     safety_identifier: str | None
-    store: Literal[False]
+    store: Annotated[bool, says("Whether it is stored; never where the request was private.")]
     temperature: float
     text: RepeatedText
     tool_choice: ResponseToolChoice
@@ -206,6 +206,24 @@ class ResponseObject(ResponseModel, kw_only=True):
     top_p: float
     truncation: Literal["disabled"]
     user: str | None
+
+
+class DeletedResponse(ResponseModel):
+    """A stored response is forgotten."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItemList(ResponseModel):
+    """A page of the items that the model read: those of earlier responses, too."""
+
+    object: Literal["list"]
+    data: Annotated[list[dict[str, JsonValue]], says("Items of a request, each with an id.")]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class _Event(ResponseModel):
@@ -369,5 +387,7 @@ RESPONSES_MODELS: Final[tuple[type, ...]] = (
     InputTokens,
     ResponseObject,
     ResponseEvent,
+    DeletedResponse,
+    InputItemList,
 )
 """Models that the operation refers to."""

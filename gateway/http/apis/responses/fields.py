@@ -6,7 +6,7 @@ from pydantic import JsonValue, WithJsonSchema
 
 from outrider.gateway.contract.schema.common import Harmless, Label
 
-_STATELESS: Final = "responses are not stored: send the whole conversation as `input`"
+_STATELESS: Final = "no conversations are kept: send all of it as `input`, or previous_response_id"
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

@@ -23,11 +23,14 @@ from outrider.gateway.http.apis.responses.tools import chat_name, text_arguments
 
 _Message = dict[str, Any]
 
+_PREVIOUS: Final = "previous_response_id"
 _skim: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
-def read_messages(instructions: str | None, given: str | Sequence[Item]) -> list[_Message]:
-    """Return the conversation in the chat format.
+def read_messages(
+    instructions: str | None, given: Sequence[Item], earlier: Sequence[Item] = ()
+) -> list[_Message]:
+    """Return the conversation in the chat format. `earlier`: the stored items in front of it.
 
     Raises BadRequestError for a call whose arguments are not a JSON object, for a result without
     its call, and for a conversation without a message.
@@ -35,9 +38,7 @@ def read_messages(instructions: str | None, given: str | Sequence[Item]) -> list
     conversation = _Conversation()
     if instructions is not None:
         conversation.messages.append({"role": "system", "content": instructions})
-    if isinstance(given, str):
-        conversation.messages.append({"role": "user", "content": given})
-        return conversation.messages
+    _add_earlier(conversation, earlier)
     for index, item in enumerate(given):
         conversation.add(item, f"input.{index}")
     messages = conversation.finish()
@@ -46,10 +47,15 @@ def read_messages(instructions: str | None, given: str | Sequence[Item]) -> list
     return messages
 
 
-def foreign_items(given: str | Sequence[Item]) -> dict[str, str]:
+def given_items(given: str | Sequence[Item] | None) -> Sequence[Item]:
+    """Return a request's input as items: a text is the user's message."""
+    if given is None or isinstance(given, str):
+        return [MessageItem(role="user", content=given or "")]
+    return given
+
+
+def foreign_items(given: Sequence[Item]) -> dict[str, str]:
     """Return the paths of the items that are left out, and their types: other servers' calls."""
-    if isinstance(given, str):
-        return {}
     return {
         f"input.{index}.type": str(item["type"])
         for index, item in enumerate(given)
@@ -139,6 +145,17 @@ class _Conversation:
         self._close()
         content = _joined(item.output)
         self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+
+
+def _add_earlier(conversation: _Conversation, earlier: Sequence[Item]) -> None:
+    """Add the items of a stored conversation. Raises BadRequestError: a cut call cannot go on."""
+    for item in earlier:
+        try:
+            conversation.add(item, _PREVIOUS)
+        except BadRequestError as error:
+            raise BadRequestError(
+                f"{error} The stored conversation cannot go on.", param=_PREVIOUS
+            ) from None
 
 
 def _joined(content: str | Sequence[InputText | OutputText | RefusalText]) -> str:

@@ -188,7 +188,7 @@ _KINDS: Final = (
     *("custom_tool_call_output", "reasoning"),
 )
 _REFUSED: Final = "item_reference"
-"""Names an item that only a server which stores responses has."""
+"""Names one item of a stored response; previous_response_id names all of them."""
 
 
 def _kind_of(value: Any) -> str | None:
@@ -341,8 +341,14 @@ class ResponsesFields(RequestModel):
     ignore_eos: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
 
-    store: Annotated[bool | None, Field(description="Ignored: nothing is stored.")] = None
-    previous_response_id: Stateless = None
+    store: Annotated[
+        bool | None,
+        Field(description="Absent: as true. Nothing is stored without responses.store = true."),
+    ] = None
+    previous_response_id: Annotated[
+        Label | None,
+        Field(description="A stored response, whose conversation goes in front of the input."),
+    ] = None
     conversation: Stateless = None
     background: NotInBackground = None
     truncation: Annotated[
@@ -358,9 +364,19 @@ class ResponsesFields(RequestModel):
     @property
     def unused_fields(self) -> tuple[str, ...]:
         """The fields that were given and mean services which are not here."""
-        names = ("store", "context_management", "moderation")
+        names = ("context_management", "moderation")
         unused = tuple(name for name in names if getattr(self, name))
         return (*unused, "truncation") if self.truncation == "auto" else unused
+
+    @property
+    def end_user(self) -> str | None:
+        """The end user, to whom a stored response is bound."""
+        return self.safety_identifier or self.user
+
+    @property
+    def is_private(self) -> bool:
+        """True if the request itself says that it is private."""
+        return self.outrider is not None and self.outrider.privacy == "private"
 
     @property
     def wants_logprobs(self) -> bool:

@@ -5,11 +5,12 @@ from typing import Any, Final
 
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.kinds import AUTO
-from outrider.gateway.http.apis.responses.items import read_messages
+from outrider.gateway.http.apis.responses.items import given_items, read_messages
 from outrider.gateway.http.apis.responses.request import (
     AllowedTools,
     FunctionChoice,
     InputTokensRequest,
+    Item,
     ResponsesFields,
     ResponsesRequest,
 )
@@ -50,14 +51,15 @@ def chat_document(
     request: ResponsesRequest | InputTokensRequest,
     document: _Document,
     tools: Sequence[OfferedTool],
+    earlier: Sequence[Item] = (),
 ) -> _Document:
-    """The chat request, with the tools that a model may call.
+    """The chat request, with the tools that a model may call, and stored items in front.
 
     Raises BadRequestError, with a field of this API.
     """
     chat: _Document = {
         "model": request.model or AUTO,
-        "messages": read_messages(request.instructions, request.input or ""),
+        "messages": read_messages(request.instructions, given_items(request.input), earlier),
     }
     chat |= _picked(document, _SHARED)
     if request.max_output_tokens is not None:
@@ -84,14 +86,13 @@ def repeated_fields(request: ResponsesRequest, document: _Document) -> _Document
         "max_tool_calls": request.max_tool_calls,
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
         "reasoning": {
             "effort": reasoning.get("effort"),
             "summary": reasoning.get("summary") or reasoning.get("generate_summary"),
         },
         "safety_identifier": request.safety_identifier,
-        "store": False,
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": {
             "format": text.get("format") or _PLAIN_TEXT,

@@ -17,6 +17,7 @@ from outrider.gateway.http.apis.chat_chunks import (
     read_completion,
 )
 from outrider.gateway.http.apis.events import one_line
+from outrider.gateway.http.apis.responses.conversation import StoredAnswer
 from outrider.gateway.http.apis.responses.event_log import EventLog, EventSink, NoEvents
 from outrider.gateway.http.apis.responses.output import Output
 from outrider.gateway.http.apis.responses.paths import in_own_words
@@ -40,16 +41,19 @@ class ResponseWriter:
         clock: Callable[[], float],
         new_id: Callable[[], str],
         tools: Mapping[str, OfferedTool] = MappingProxyType({}),
+        storage: StoredAnswer | None = None,
     ) -> None:
         """`repeated`: what the response says of its request. `clock`: seconds since 1970.
 
         `tools`: those that the model may call, by their names in the chat.
-        `new_id` makes the response's id where the chat answer has none that is fit for it.
+        `new_id` makes the response's id where it is stored, by `storage`, so that nobody can guess
+        it; and where the chat answer has none that is fit for it.
         """
         self._repeated = repeated
         self._tools = tools
         self._clock = clock
         self._new_id = new_id
+        self._storage = storage
         self._reader = ChatChunkParser()
         self._log = EventLog()
         self._answer: _Answer | None = None
@@ -65,7 +69,7 @@ class ResponseWriter:
                 continue
             answer = self._answer or self._begin(piece)
             if piece.is_done:
-                answer.finish()
+                self._finish(answer)
             else:
                 answer.add(piece)
         return self._log.take()
@@ -75,13 +79,19 @@ class ResponseWriter:
         piece = read_completion(body)
         answer = self._new_answer(piece, NoEvents())
         answer.add(piece)
-        return one_line(answer.finish())
+        return one_line(self._finish(answer))
 
     def ending_badly(self, problem: Problem, delivered: DeliveredReport | None) -> bytes:
         """`response.failed`, with what there is of the output."""
         answer = self._answer or self._begin(ChatPiece())
         answer.fail(in_own_words(problem), delivered)
         return self._log.take()
+
+    def _finish(self, answer: "_Answer") -> dict[str, Any]:
+        response = answer.finish()
+        if self._storage is not None:
+            self._storage.note(response)
+        return response
 
     def _begin(self, piece: ChatPiece) -> "_Answer":
         self._answer = answer = self._new_answer(piece, self._log)
@@ -90,9 +100,10 @@ class ResponseWriter:
         return answer
 
     def _new_answer(self, piece: ChatPiece, events: EventSink) -> "_Answer":
-        tail = piece.answer_id.rpartition("-")[2]
+        is_stored = self._storage is not None and self._storage.is_wanted
+        tail = "" if is_stored else piece.answer_id.rpartition("-")[2]
         return _Answer(
-            self._repeated,
+            {**self._repeated, "store": is_stored},
             piece,
             Output(tail if _SANE_TAIL.fullmatch(tail) else self._new_id(), events, self._tools),
             events,

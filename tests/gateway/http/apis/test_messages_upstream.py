@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -15,6 +16,7 @@ from outrider.gateway.contract.errors.tree import (
     ModelNotFoundError,
     PermissionDeniedError,
 )
+from outrider.gateway.http.apis.api import ANYONE
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal, Scopes
 from outrider.gateway.wiring.application import build_jobs, build_tokenizing
@@ -115,7 +117,7 @@ def counted(world: World, principal: Principal = ANONYMOUS, **fields: Any) -> di
     )
     given = {"prompt": "Hello", **fields}
     body = json.dumps({name: value for name, value in given.items() if value}).encode()
-    answer = asyncio.run(tokenizing.tokenize(body, principal))
+    answer = asyncio.run(tokenizing.tokenize(body, replace(ANYONE, principal=principal)))
     document: dict[str, Any] = json.loads(bytes(answer.body))
     return document
 
@@ -150,7 +152,7 @@ def test_an_aliass_defaults_are_part_of_the_prompt(near: World) -> None:
         near.context, build_jobs(near.context), ChainBook(aliases=ALIASES)
     )
     body = json.dumps({"model": "quick", "messages": messages}).encode()
-    answer = asyncio.run(tokenizing.count_tokens(body, ANONYMOUS))
+    answer = asyncio.run(tokenizing.count_tokens(body, ANYONE))
     assert json.loads(bytes(answer.body)) == {"input_tokens": thinking}
 
 

@@ -286,7 +286,7 @@ IMAGE = {"type": "input_image", "image_url": "data:x"}
     [
         ({"store": "yes"}, "store", ""),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "whole conversation"),
-        ({"conversation": "conv_1"}, "conversation", "not stored"),
+        ({"conversation": "conv_1"}, "conversation", "kept"),
         ({"background": True}, "background", "not in the background"),
         ({"truncation": "oldest"}, "truncation", ""),
         ({"prompt": {"id": "p"}}, "prompt", "not supported"),

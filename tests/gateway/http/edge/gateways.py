@@ -19,6 +19,7 @@ from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.gateway_parts import GatewayParts
+from outrider.gateway.wiring.responses import build_response_store
 from outrider.gateway.wiring.tenancy import build_tenancy
 from tests.databases import with_tables
 from tests.gateway.conftest import parts_over
@@ -69,6 +70,7 @@ def whole_gateway(
         tenancy=tenancy,
         http=http or HttpSettings(),
         edge_metrics=EdgeMetrics(metrics.registry),
+        responses=build_response_store(load_settings(flags={"responses.store": True}, environ={})),
     )
     return Whole(EdgeHeaders(build_app(parts)), engine, parts)
 
