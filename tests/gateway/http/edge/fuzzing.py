@@ -21,7 +21,8 @@ _SEMANTIC = re.compile(
     "JSON object|valid JSON:|continue_final_message|read text only|holds no message|"
     "cannot be continued|the last message|at least 1 item after validation|nothing is said|"
     "leaves it out|it excludes|not exist[:;]|cannot be a name or an id|no content to continue|"
-    "log-probabilities of (the|at most)|Previous response with|response has no item"
+    "log-probabilities of (the|at most)|Previous response with|response has no item|"
+    r"response_format\.(structures|format|triggers)|structures and triggers|a raw prompt"
 )
 
 
