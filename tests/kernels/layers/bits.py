@@ -19,5 +19,6 @@ def torch_threads(count: int) -> Iterator[None]:
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
     return left.dtype == right.dtype and torch.equal(
-        left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8)
+        left.contiguous().view(-1).view(torch.uint8),
+        right.contiguous().view(-1).view(torch.uint8),
     )
