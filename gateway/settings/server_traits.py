@@ -32,8 +32,6 @@ class ServerTraits:
     """It uses `prediction`."""
     streams_usage: bool = True
     """It knows `stream_options.include_usage`."""
-    streams_running_usage: bool = False
-    """It knows `stream_options.continuous_usage_stats`."""
     probe_path: str = "/models"
     """Path of the health check, after the base URL. Any status below 500 counts as alive."""
     takes_request_id: bool = True
@@ -50,18 +48,10 @@ class ServerTraits:
 TRAITS: Final[dict[ServerKind, ServerTraits]] = {
     "openai": ServerTraits(token_limit=None),
     "outrider": ServerTraits(
-        continuation="replay",
-        has_prefix_cache=True,
-        takes_prediction=True,
-        streams_running_usage=True,
-        token_limit=None,
+        continuation="replay", has_prefix_cache=True, takes_prediction=True, token_limit=None
     ),
-    "vllm": ServerTraits(
-        continuation="final_message", has_prefix_cache=True, streams_running_usage=True
-    ),
-    "sglang": ServerTraits(
-        continuation="final_message", has_prefix_cache=True, streams_running_usage=True
-    ),
+    "vllm": ServerTraits(continuation="final_message", has_prefix_cache=True),
+    "sglang": ServerTraits(continuation="final_message", has_prefix_cache=True),
     "tgi": ServerTraits(has_prefix_cache=True),
     "tensorrt_llm": ServerTraits(has_prefix_cache=True),
     "llama_cpp": ServerTraits(streams_usage=False, takes_request_id=False),

@@ -37,13 +37,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sampled-penalties": {"temperature": 0.8, "presence_penalty": 1.5, "frequency_penalty": 0.8},
     "sampled-repetition": {"temperature": 1.2, "repetition_penalty": 1.3, "top_p": 0.9},
     "sampled-bias": {"temperature": 0.8, "logit_bias": BIAS, "top_k": 50},
-    "thinking": {"thinking": ThinkingBudget(max_tokens=5, opens=(), closes=CLOSES)},
-    "no-thinking": {"thinking": ThinkingBudget(max_tokens=0, opens=(), closes=CLOSES)},
-    "sampled-thinking": {
-        "temperature": 1.2,
-        "presence_penalty": 0.5,
-        "thinking": ThinkingBudget(max_tokens=6, opens=OPENS, closes=CLOSES),
-    },
     "everything": {
         "temperature": 0.8,
         "top_k": 50,
@@ -66,6 +59,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "stop_token_ids": STOPS,
         "min_tokens": 12,
         "num_logprobs": 0,
+    },
+    "thinking": {"thinking": ThinkingBudget(max_tokens=5, opens=(), closes=CLOSES)},
+    "no-thinking": {"thinking": ThinkingBudget(max_tokens=0, opens=(), closes=CLOSES)},
+    "sampled-thinking": {
+        "temperature": 1.2,
+        "presence_penalty": 0.5,
+        "thinking": ThinkingBudget(max_tokens=6, opens=OPENS, closes=CLOSES),
     },
 }
 
