@@ -101,11 +101,13 @@ def note_prompt_logprobs(
 
     To be called before the prefills are noted. first_row: the first row of the slices' logits.
     """
-    wanted = {id(sequence.view): sequence for sequence, _ in prefills}
+    wanted = {id(s.view): s for s, _ in prefills if s.num_unscored_tokens}
+    if not wanted:
+        return
     row = first_row
     for piece in slices:
         sequence, num_rows = wanted.get(id(piece.view)), piece.num_logit_rows
-        if sequence is not None and num_rows and sequence.num_unscored_tokens:
+        if sequence is not None and num_rows:
             first, num_top = len(sequence.prompt_logprobs), sequence.sampling.num_prompt_logprobs
             sequence.prompt_logprobs += prompt_logprobs(
                 logits[row : row + num_rows],
