@@ -23,7 +23,7 @@ from outrider.gateway.contract.schema.common import (
 )
 from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.contract.schema.tools import MAX_TOOLS, FunctionName
-from outrider.gateway.http.apis.foreign import FOREIGN, Foreign, by_kind, other_than
+from outrider.gateway.http.apis.foreign import Foreign, by_kind
 
 MAX_MESSAGES = 100_000
 
@@ -134,7 +134,7 @@ FromAssistant = Annotated[
     | Annotated[ThinkingBlock, Tag("thinking")]
     | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[Foreign, other_than(*_ANSWER_KINDS), Tag(FOREIGN)],
+    | Foreign,
     by_kind(*_ANSWER_KINDS),
 ]
 
@@ -181,7 +181,7 @@ class ClientTool(RequestModel):
 
 
 ToolParam = Annotated[
-    Annotated[ClientTool, Tag("custom")] | Annotated[Foreign, other_than("custom"), Tag(FOREIGN)],
+    Annotated[ClientTool, Tag("custom")] | Foreign,
     by_kind("custom", absent="custom"),
 ]
 """A client's function, or a tool that runs on Anthropic's servers, which is left out."""

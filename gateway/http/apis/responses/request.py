@@ -34,7 +34,7 @@ from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.contract.schema.structured import JsonObjectFormat, TextFormat
 from outrider.gateway.contract.schema.template_variables import TemplateVariables
 from outrider.gateway.contract.schema.tools import MAX_TOOLS, FunctionName
-from outrider.gateway.http.apis.foreign import FOREIGN, Foreign, other_than
+from outrider.gateway.http.apis.foreign import Foreign, kind_among
 from outrider.gateway.http.apis.responses.fields import (
     ItemStatus,
     NotInBackground,
@@ -198,9 +198,7 @@ def _kind_of(value: Any) -> str | None:
     kind = value.get("type", "message")
     if kind == "message" and value.get("role") == "assistant":
         return "answer"
-    if not isinstance(kind, str) or kind == _REFUSED:
-        return None
-    return kind if kind in _KINDS else FOREIGN
+    return None if kind == _REFUSED else kind_among(_KINDS, kind)
 
 
 Item = Annotated[
@@ -211,7 +209,7 @@ Item = Annotated[
     | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[FunctionOutputItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[Foreign, other_than(*_KINDS, _REFUSED), Tag(FOREIGN)],
+    | Foreign,
     Discriminator(
         _kind_of,
         custom_error_type="unsupported_item",

@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue, Tag
 
 from outrider.gateway.contract.schema.common import Harmless, Ignored, ListOf, Off, RequestModel
 from outrider.gateway.contract.schema.tools import MAX_TOOLS, FunctionName
-from outrider.gateway.http.apis.foreign import FOREIGN, Foreign, by_kind, other_than
+from outrider.gateway.http.apis.foreign import Foreign, by_kind
 
 _MAX_NAME_CHARS: Final = 128
 _INPUT: Final = "input"
@@ -75,7 +75,7 @@ ResponseTool = Annotated[
     Annotated[FunctionTool, Tag("function")]
     | Annotated[CustomTool, Tag("custom")]
     | Annotated[NamespaceTool, Tag("namespace")]
-    | Annotated[Foreign, other_than(*_KINDS), Tag(FOREIGN)],
+    | Foreign,
     by_kind(*_KINDS),
 ]
 
