@@ -127,6 +127,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
                 is_streamed=parsed.is_streamed,
                 with_usage=request.wants_usage_chunk,
                 with_running_usage=request.wants_running_usage,
+                begins_with_usage=context.begins_with_usage,
                 with_trace=context.with_trace,
             ),
             origin,

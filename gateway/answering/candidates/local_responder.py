@@ -208,6 +208,8 @@ class Writing:
     with_usage: bool = False
     with_running_usage: bool = False
     """Only with `with_usage`."""
+    begins_with_usage: bool = False
+    """The first chunk has the usage, as each has with `with_running_usage`."""
     with_trace: bool = False
 
 
@@ -248,6 +250,7 @@ class LocalResponder:
             self._origin,
             with_usage=writing.with_usage,
             with_running_usage=writing.with_running_usage,
+            begins_with_usage=writing.begins_with_usage,
             with_trace=writing.with_trace,
         )
         collected: list[Delta] = []

@@ -98,6 +98,8 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     span: Span = NULL_SPAN
     ignored_fields: tuple[str, ...] = ()
     """Fields of another API's request that its translation has left out."""
+    begins_with_usage: bool = False
+    """Another API's writer wants the prompt's tokens in the first chunk of a stream."""
 
 
 class LocalQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -316,14 +316,19 @@ class ChunkWriter:
         with_usage: bool,
         with_running_usage: bool,
         with_trace: bool,
+        begins_with_usage: bool = False,
     ) -> None:
-        """`with_usage`: a last chunk has the usage. `with_running_usage`: so has each before it."""
+        """`with_usage`: a last chunk has the usage. `with_running_usage`: so has each before it.
+
+        `begins_with_usage`: so has each choice's first one.
+        """
         self._generation = generation
         self._form = _format_of(generation.job)
         self._has_extras = generation.job.extras.has_prompt
         self._origin = origin
         self._with_usage = with_usage
         self._with_running_usage = with_running_usage
+        self._begins_with_usage = begins_with_usage
         self._with_trace = with_trace
         self._head = b""
         self._tail = (b',"usage":null' if with_usage else b"") + b"}\n\n"
@@ -361,7 +366,7 @@ class ChunkWriter:
                 for text, drafted in delta.pieces
             )
             parts += (b',"outrider":{"tokens":[', pieces, b"]", _trace_fields(delta.trace), b"}")
-        if self._with_running_usage:
+        if self._with_running_usage or (is_first and self._begins_with_usage):
             parts += (b',"usage":', _encode(usage(self._generation)), b"}\n\n")
         else:
             parts.append(self._tail)

@@ -66,6 +66,8 @@ class TranslatedRequest:
     chat_body: bytes
     writer: AnswerWriter
     ignored: tuple[str, ...] = ()
+    begins_with_usage: bool = False
+    """The writer wants the prompt's tokens in the first chunk of a stream."""
     endpoint: Endpoint = "chat"
     """Whose request `chat_body` is."""
     ready: bytes | None = None

@@ -279,7 +279,11 @@ class AnswerEndpoints:
             context = request_context(request, meter.arrival_s, meter)
             if translated is not None:
                 body, endpoint = translated.chat_body, translated.endpoint
-                context = msgspec.structs.replace(context, ignored_fields=translated.ignored)
+                context = msgspec.structs.replace(
+                    context,
+                    ignored_fields=translated.ignored,
+                    begins_with_usage=translated.begins_with_usage,
+                )
                 if translated.ready is not None:
                     await self.planner.route_report(endpoint, body, context)
                     return await _looked_up(translated.ready, meter, trace)

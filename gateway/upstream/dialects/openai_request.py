@@ -52,7 +52,7 @@ def request_body(call: UpstreamCall, traits: ServerTraits, resume: Resume | None
     document.pop("outrider", None)
     document["model"] = call.model
     if call.is_streamed and traits.streams_usage:
-        _ask_for_usage(document, traits)
+        _ask_for_usage(document)
     # The rest of an answer that broke off is not judged any more.
     if call.wants_logprobs and not call.shows_logprobs and (resume is None or not resume.text):
         document |= _LOGPROBS[call.endpoint]
@@ -105,15 +105,11 @@ def _says_something(value: object) -> bool:
     return is_number or (bool(value) and value != {"type": "text"})
 
 
-def _ask_for_usage(document: dict[str, Any], traits: ServerTraits) -> None:
+def _ask_for_usage(document: dict[str, Any]) -> None:
     """Ask for the usage chunk; servers may refuse odd options themselves."""
-    given = document.get("stream_options")
-    if given is not None and not isinstance(given, Mapping):
-        return
-    options = {**(given or {}), "include_usage": True}
-    if not traits.streams_running_usage:
-        options.pop("continuous_usage_stats", None)
-    document["stream_options"] = options
+    options = document.get("stream_options")
+    if options is None or isinstance(options, Mapping):
+        document["stream_options"] = {**(options or {}), "include_usage": True}
 
 
 def _name_limit(document: dict[str, Any], call: UpstreamCall, traits: ServerTraits) -> None:

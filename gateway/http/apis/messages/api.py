@@ -53,6 +53,7 @@ class MessagesApi:
             chat_body=_encode(fields),
             writer=writer,
             ignored=(*read.ignored, *read.request.unused_fields, *foreign),
+            begins_with_usage=True,
         )
 
     async def read_prompt(self, body: bytes) -> bytes:

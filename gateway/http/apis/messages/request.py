@@ -13,6 +13,7 @@ from outrider.gateway.http.apis.messages.schema import (
     NamedChoice,
     NoThinking,
     PromptFields,
+    ToolChoiceParam,
 )
 from outrider.gateway.upstream.dialects.anthropic_request import BILLING_FIELD, template_variables
 from outrider.gateway.upstream.dialects.anthropic_words import TOOL_CHOICES
@@ -29,10 +30,10 @@ def chat_prompt_fields(request: PromptFields, *, has_upstream_tiers: bool) -> di
     fields: dict[str, Any] = {"model": request.model, "messages": conversation.messages}
     if conversation.billing and has_upstream_tiers:
         fields[BILLING_FIELD] = conversation.billing
-    if request.client_tools:
-        fields["tools"] = [_tool(tool) for tool in request.client_tools]
+    if tools := [_tool(tool) for tool in request.client_tools]:
+        fields["tools"] = tools
     if request.tool_choice is not None:
-        fields |= _tool_choice(request)
+        fields |= _tool_choice(request.tool_choice, has_tools=bool(tools))
     if conversation.is_open:
         _check_continuable(request, fields)
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -49,9 +50,7 @@ def chat_fields(request: MessagesRequest, *, has_upstream_tiers: bool) -> dict[s
     fields = chat_prompt_fields(request, has_upstream_tiers=has_upstream_tiers)
     fields["max_tokens"] = request.max_tokens
     if request.stream:
-        # The first event has the prompt's tokens.
-        options = {"include_usage": True, "continuous_usage_stats": True}
-        fields |= {"stream": True, "stream_options": options}
+        fields |= {"stream": True, "stream_options": {"include_usage": True}}
     if request.stop_sequences:
         fields["stop"] = request.stop_sequences
     for name in ("temperature", "top_p", "top_k"):
@@ -62,10 +61,10 @@ def chat_fields(request: MessagesRequest, *, has_upstream_tiers: bool) -> dict[s
         fields["user"] = request.metadata.user_id
     if request.service_tier is not None:
         fields["service_tier"] = _SERVICE_TIERS[request.service_tier]
-    ours: dict[str, Any] = {"fit_context": True}
+    options: dict[str, Any] = {"fit_context": True}
     if request.outrider is not None:
-        ours |= request.outrider.model_dump(by_alias=True, exclude_unset=True)
-    fields["outrider"] = ours
+        options |= request.outrider.model_dump(by_alias=True, exclude_unset=True)
+    fields["outrider"] = options
     return fields
 
 
@@ -89,14 +88,11 @@ def _tool(tool: ClientTool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(request: PromptFields) -> dict[str, Any]:
-    choice = request.tool_choice
-    if choice is None:
-        return {}
+def _tool_choice(choice: ToolChoiceParam, *, has_tools: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if isinstance(choice, NamedChoice):
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-    elif request.client_tools or not isinstance(choice, AutoChoice):
+    elif has_tools or not isinstance(choice, AutoChoice):
         fields["tool_choice"] = _CHOICES[choice.type]
     if isinstance(choice, AutoChoice | AnyChoice) and choice.disable_parallel_tool_use:
         fields["parallel_tool_calls"] = False
@@ -106,7 +102,7 @@ def _tool_choice(request: PromptFields) -> dict[str, Any]:
 def _check_continuable(request: PromptFields, fields: dict[str, Any]) -> None:
     """Raises BadRequestError where the answer has a form that no beginning fits into."""
     reason = None
-    if request.client_tools and fields.get("tool_choice") != "none":
+    if "tools" in fields and fields.get("tool_choice") != "none":
         reason = "together with tools; set tool_choice to none"
     elif request.output_config is not None and request.output_config.format is not None:
         reason = "together with output_config.format"

@@ -91,7 +91,7 @@ def test_every_field_that_chat_knows() -> None:
         "messages": [{"role": "system", "content": "Be kind."}, HELLO],
         "max_tokens": 64,
         "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "stream_options": {"include_usage": True},
         "stop": ["END"],
         "temperature": 0.5,
         "top_p": 0.9,
