@@ -32,9 +32,9 @@ class PrefillDone:
     numerics: str = ""
     """The arithmetic behind the answer: the models', their caches', their adapters'."""
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
-    """Where the request asked for them: one for each token of the prompt but the first."""
+    """One for each prompt token but the first; empty unless the request asks for them."""
     left_out: tuple[str, ...] = ()
-    """What the answer's grammar does not enforce of lenient schemas: `place#pointer`."""
+    """Keywords of lenient schemas that the grammar leaves out, as `place#pointer`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class TokenGrammar(Protocol):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What it does not enforce of lenient schemas: `place#pointer`."""
+        """Keywords of lenient schemas that it leaves out, as `place#pointer`."""
 
     def matcher(self) -> TokenMatcher:
         """A matcher at the beginning of an answer."""
@@ -124,7 +124,7 @@ class GrammarState:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What the grammar does not enforce of lenient schemas."""
+        """Keywords of lenient schemas that it leaves out, as `place#pointer`."""
         return self._grammar.left_out
 
     # ---- what the step asks ---------------------------------------------------------------

@@ -40,7 +40,7 @@ class GrammarSource:
 
     text: str
     left_out: tuple[str, ...] = ()
-    """What it does not enforce of lenient schemas: `place#pointer`."""
+    """Keywords of lenient schemas that it leaves out, as `place#pointer`."""
 
 
 def source_of(part: Any, leaving_out: LeavingOut) -> GrammarSource:

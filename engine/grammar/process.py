@@ -55,7 +55,7 @@ class TriedGrammar:
     size_bytes: int
     """Bytes that the process grew by while it was compiled and followed for some tokens."""
     left_out: tuple[str, ...] = ()
-    """What it does not enforce of lenient schemas."""
+    """Keywords of lenient schemas that it leaves out, as `place#pointer`."""
 
 
 class UnfinishedGrammarError(InvalidGrammarError):

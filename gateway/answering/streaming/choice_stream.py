@@ -65,7 +65,7 @@ class ChoiceStream:
         self.tier: Tier = job.tier
         self.watch = WatchUsage()
         self.left_out: tuple[str, ...] = ()
-        """What the answer's grammar does not enforce of lenient schemas."""
+        """Keywords of lenient schemas that the grammar leaves out, as `place#pointer`."""
         self.is_degraded = False
         """True if an upstream tier should have answered, and could not."""
         self._job = job

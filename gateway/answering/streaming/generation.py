@@ -86,7 +86,7 @@ class Generation:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What the answer's grammar does not enforce of lenient schemas: `place#pointer`."""
+        """Keywords of lenient schemas that the grammar leaves out, as `place#pointer`."""
         return self._streams[0].left_out
 
     @property

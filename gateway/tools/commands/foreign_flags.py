@@ -1,4 +1,4 @@
-"""Flags of vLLM, SGLang and llama-server without a counterpart: each is told what to do instead.
+"""Flags of vLLM, SGLang and llama-server without a counterpart, and what to use instead.
 
 What changes nothing here is passed over; what would change the meaning of the command ends it.
 Flags that mean the same as ours are names of ours (gateway/tools/commands/serve_command.py).
