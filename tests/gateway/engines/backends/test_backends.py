@@ -57,6 +57,13 @@ from tests.gateway.scripted_engine import ScriptedEngine, make_request
 Held = AsyncGenerator[EngineEvent, None]
 
 
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short path: a socket's has 107 bytes at most, and pytest-xdist's folders take them."""
+    with tempfile.TemporaryDirectory(prefix="pytest-") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """After each test: no process, thread, descriptor or scratch folder more than before."""
