@@ -140,6 +140,8 @@ class Worker:
             self._has_loaded.set()
 
     def _take(self, report: Report) -> None:
+        if self._kill_reason is not None:
+            return  # sent before the end: a process that is being killed has not loaded
         match report:
             case Loading(stage, fraction):
                 self._on_progress(stage, fraction)
