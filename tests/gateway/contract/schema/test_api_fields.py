@@ -193,7 +193,10 @@ def gateway(tokenizer_folder: Path, encode: Callable[[str], list[int]]) -> Itera
 
     def script(request: EngineRequest) -> Script:
         """A format's answer conforms; it is checked before it is done."""
-        has_format = request.grammar is not None and "json_schema" in request.grammar.text
+        format_ = request.grammar
+        has_format = format_ is not None and (
+            "json" in format_.kind or "json_schema" in format_.text
+        )
         return Script(steps=conforming if has_format else text, top_ids=(5, 6))
 
     engine = ScriptedClient(vocab_size=420, max_context=4096, script=script)

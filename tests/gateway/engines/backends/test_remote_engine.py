@@ -137,7 +137,8 @@ async def test_another_version_and_other_models_are_refused_by_name(
             PROTOCOL_VERSION + 1,
         )
         newer = RemoteEngineClient(engine.endpoint)
-        with pytest.raises(ReplicaRefusedError, match=r"version 1 .* version 2: install"):
+        versions = rf"version {PROTOCOL_VERSION} .* version {PROTOCOL_VERSION + 1}: install"
+        with pytest.raises(ReplicaRefusedError, match=versions):
             await newer.start()
 
 
