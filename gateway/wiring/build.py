@@ -142,7 +142,7 @@ def build_parts(
     router, routing = build_routing(
         settings,
         models,
-        has_upstream_strong=upstream.rules.strong == "upstream",
+        has_upstream_strong=upstream.rules.strong_place == "upstream",
         has_small_server=upstream.rules.small is not None,
     )
     traces = settings.telemetry.traces

@@ -71,7 +71,7 @@ class LocalParts:
 
 
 class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """This gateway's engine, which may answer one request. `strong` gets what is too hard."""
+    """This gateway's engine, which may answer one request."""
 
     place: ClassVar[Place] = "local"
     label: ClassVar[str] = "local models"
@@ -80,7 +80,8 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
     parts: LocalParts
     parsed: ParsedRequest
     query: LocalQuery
-    strong: StrongTier | None
+    strong_tier: StrongTier | None
+    """Gets what is too hard."""
     start_timeout: StartTimeout
 
     @property
@@ -99,15 +100,15 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         return self.parts.load.expected(self.parts.likely_tokens(self.parsed)).total_s
 
     async def open(self, origin: RouteReason) -> Responder:
-        """Make a responder, not yet begun. Raises TryNextPlace where `strong` is to answer."""
+        """Make a responder, not yet begun. Raises TryNextPlace where `strong_tier` is to answer."""
         parts, parsed, context = self.parts, self.parsed, self.parsed.context
         upstreams = parts.calls.upstreams
         if upstreams.tiers and "failure" in parsed.falls_back_on:
             parts.jobs.models.require_ready()  # the chain's next model need not wait for a restart
-        request, strong = self.query.request, self.strong
+        request, strong_tier = self.query.request, self.strong_tier
         if origin.continues is not None:
-            request, strong = self.query.for_rest(parsed.rest_after(origin.continues)), None
-        job = await self._admitted_job(request, strong)
+            request, strong_tier = self.query.for_rest(parsed.rest_after(origin.continues)), None
+        job = await self._admitted_job(request, strong_tier)
         if context.meter is not None and origin.continues is not None:
             context.meter.continued()
         if context.with_trace and parsed.is_streamed:
@@ -136,7 +137,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
             is_continuable=parsed.continues_elsewhere(upstreams.rules),
         )
 
-    async def _admitted_job(self, request: ApiRequest, strong: StrongTier | None) -> Job:
+    async def _admitted_job(self, request: ApiRequest, strong_tier: StrongTier | None) -> Job:
         """Reserve a job; with `auto`, a tier whose own limit is used up is passed over.
 
         Raises RateLimitError or BudgetError.
@@ -147,7 +148,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         while True:
             if principal is not context.principal:
                 context = msgspec.structs.replace(context, principal=principal)
-            built = await parts.jobs.build(request, context, strong)
+            built = await parts.jobs.build(request, context, strong_tier)
             try:
                 job = await self._admitted(built.job, context.meter, upstream_tier)
                 parts.jobs.count(built)
@@ -160,7 +161,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
                 if left is None and error.tier != upstream_tier:
                     raise
                 if error.tier == upstream_tier:
-                    upstream_tier = strong = None
+                    upstream_tier = strong_tier = None
                 else:
                     principal = left or principal
 
@@ -198,7 +199,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         """Return the report of a request that they begin. Raises TryNextPlace as `open` does."""
         del origin  # the report has the router's own reason
         request, context = self.query.request, self.parsed.context
-        return await self.parts.jobs.route_report(request, context, self.strong)
+        return await self.parts.jobs.route_report(request, context, self.strong_tier)
 
     async def escalate(self, weak: DraftAnswer) -> StrongAnswer | None:
         """Answer in the place of a weak answer."""
@@ -232,7 +233,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
     def by_itself(self) -> "LocalCandidate":
         """Return the models for all that they are asked, for when those behind them have failed."""
-        return msgspec.structs.replace(self, strong=None, start_timeout=unbounded)
+        return msgspec.structs.replace(self, strong_tier=None, start_timeout=unbounded)
 
 
 async def _reserved(

@@ -140,8 +140,8 @@ class Planner:
         for query in reversed(parsed.queries):
             following = candidates[0] if candidates else None
             is_first = query is parsed.queries[0]
-            strong = following if is_first and isinstance(following, _Strong) else None
-            candidates.insert(0, self._candidate(parsed, query, following, strong))
+            strong_tier = following if is_first and isinstance(following, _Strong) else None
+            candidates.insert(0, self._candidate(parsed, query, following, strong_tier))
         return candidates
 
     def _candidate(
@@ -149,16 +149,16 @@ class Planner:
         parsed: ParsedRequest,
         query: Query,
         following: Candidate | None,
-        strong: _Strong | None,
+        strong_tier: _Strong | None,
     ) -> Candidate:
         start_timeout = self._start_timeout(parsed, following)
         if isinstance(query, LocalQuery):
-            escalates_upstream = parsed.constraints.strong == "upstream"
+            escalates_upstream = parsed.constraints.strong_place == "upstream"
             return LocalCandidate(
                 parts=self.local,
                 parsed=parsed,
                 query=query,
-                strong=strong if escalates_upstream else None,
+                strong_tier=strong_tier if escalates_upstream else None,
                 start_timeout=start_timeout,
             )
         if query.has_small_model:
@@ -168,7 +168,7 @@ class Planner:
                 query=query,
                 start_timeout=start_timeout,
                 router=self.router,
-                strong=strong,
+                strong_tier=strong_tier,
             )
         return UpstreamCandidate(
             calls=self.calls, parsed=parsed, query=query, start_timeout=start_timeout

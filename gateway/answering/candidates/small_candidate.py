@@ -33,12 +33,13 @@ from outrider.router.policy import Route, RouteConstraintError, RoutePolicy
 
 
 class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
-    """The small model's server, which may answer one request. `strong` gets what is too hard."""
+    """The small model's server, which may answer one request."""
 
     place: ClassVar[Place] = "small_upstream"
     label: ClassVar[str] = "small model's server"
     router: RoutePolicy
-    strong: StrongTier | None
+    strong_tier: StrongTier | None
+    """Gets what is too hard."""
 
     async def open(self, origin: RouteReason) -> Responder:
         """Make a responder, not yet begun.
@@ -46,15 +47,15 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
         Raises TryNextPlace where the prompt alone says that it is too hard, and BadRequestError for
         a request whose constraints cannot be judged.
         """
-        if origin.continues is not None or self.strong is None:
+        if origin.continues is not None or self.strong_tier is None:
             reason = origin.reason or self.parsed.constraints.reason
             return await super().open(replace(origin, reason=reason))
-        route = self._route(self.strong)
+        route = self._route(self.strong_tier)
         self._note(route)
         if route.tier != "small":
             raise TryNextPlace(self._hand_off(route), is_own=route.is_own)
         origin = replace(origin, reason=origin.explain(route.reason), quality=route.quality)
-        watch = await self._watch(route, self.strong)
+        watch = await self._watch(route, self.strong_tier)
         return await self.calls.responder(self.parsed, self.query, origin, watch=watch)
 
     async def route_report(self, origin: RouteReason) -> RouteReport:
@@ -62,9 +63,9 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
 
         Raises TryNextPlace as `open` does.
         """
-        if self.strong is None:
+        if self.strong_tier is None:
             return await super().route_report(RouteReason())
-        route = self._route(self.strong)
+        route = self._route(self.strong_tier)
         if route.tier != "small":
             raise TryNextPlace(self._hand_off(route))
         origin = RouteReason(reason=route.reason, quality=route.quality)
@@ -73,11 +74,11 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
         watch = watch_report(plan, hold_back_tokens=hold_back_tokens, mid_stream=False)
         return self.calls.route_report(self.parsed, self.query, origin, route, watch)
 
-    def _route(self, strong: StrongTier) -> Route:
+    def _route(self, strong_tier: StrongTier) -> Route:
         parsed = self.parsed
         messages = parsed.document.get("messages")
         if isinstance(messages, list) and _is_tool_loop(messages):
-            reason = f"tool loop: {strong.tier}, the tier that made the calls is unknown"
+            reason = f"tool loop: {strong_tier.tier}, the tier that made the calls is unknown"
             return Route(tier="large", reason=reason)
         constraints = replace(
             requested_constraints(parsed.options),
@@ -91,7 +92,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
                 f"outrider.min_quality: {error}.", param="outrider.min_quality"
             ) from None
 
-    async def _watch(self, route: Route, strong: StrongTier) -> SmallWatch | None:
+    async def _watch(self, route: Route, strong_tier: StrongTier) -> SmallWatch | None:
         small = self.calls.upstreams.small
         assert small is not None, "a request for it has come"
         if route.watch is None:
@@ -99,7 +100,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
         return SmallWatch(
             plan=route.watch,
             quality=route.quality,
-            strong=strong,
+            strong_tier=strong_tier,
             tells_logprobs=await small.until_known(),
             metrics=self.calls.metrics,
             clock=self.calls.clock,
@@ -132,7 +133,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
 
     def by_itself(self) -> "SmallServerCandidate":
         """Return the server for all that it is sent, for when those behind it have failed."""
-        return msgspec.structs.replace(self, strong=None, start_timeout=unbounded)
+        return msgspec.structs.replace(self, strong_tier=None, start_timeout=unbounded)
 
 
 def _is_tool_loop(messages: list[Any]) -> bool:

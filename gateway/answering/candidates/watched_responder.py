@@ -35,7 +35,7 @@ class SmallWatch:
 
     plan: WatchPlan
     quality: float | None
-    strong: StrongTier
+    strong_tier: StrongTier
     tells_logprobs: bool
     """The server has log-probabilities. Without them the text alone is judged, beside what the
     router knows of the prompt."""
@@ -111,9 +111,9 @@ class WatchedResponder(UpstreamResponder):
             on_agreement=watch.plan.on_agreement,
         )
         if action == "commit" and watch.plan.is_explored:
-            watch.strong.second_opinion(draft)
+            watch.strong_tier.second_opinion(draft)
         if action == "escalate":
-            answer = await watch.strong.escalate(draft)
+            answer = await watch.strong_tier.escalate(draft)
             if answer is None:
                 action, reason = "refuse", f"{reason}; {_REFUSED}"
         watch.metrics.cascade_decided(action, tier, judging.held_s, judging.num_tokens)

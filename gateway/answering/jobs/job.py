@@ -134,9 +134,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     watch: WatchPlan | None = None
     """The watch of the small answers. Their requests say `may_escalate` and have log-probabilities.
 
-    With it goes one of `escalation` and `strong`."""
+    With it goes one of `escalation` and `strong_tier`."""
     escalation: EscalationTarget | None = None
-    strong: StrongTier | None = None
+    strong_tier: StrongTier | None = None
     """An upstream tier in the large model's part; there is one choice then."""
     on_prefill: Callable[[float], None] | None = None
     """Called with the seconds that a choice queued; must not block."""
@@ -158,7 +158,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, choices=tuple(map(_traced, self.choices)))
 
     def __post_init__(self) -> None:
-        if self.watch is not None and self.escalation is None and self.strong is None:
+        if self.watch is not None and self.escalation is None and self.strong_tier is None:
             raise ValueError("a job with a watch needs an escalation target")
 
 

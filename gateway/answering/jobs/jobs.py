@@ -91,14 +91,15 @@ class JobBuilder:
         self,
         request: ApiRequest,
         context: RequestContext,
-        strong: StrongTier | None = None,
+        strong_tier: StrongTier | None = None,
     ) -> BuiltJob:
-        """Build the job of a conversation or of prompts. `strong` plays the large model's part.
+        """Build the job of a conversation or of prompts.
 
-        Raises GatewayError or EngineError, and TryNextPlace where the upstream tier is to answer.
+        `strong_tier` plays the large model's part. Raises GatewayError or EngineError, and
+        TryNextPlace where the upstream tier is to answer.
         """
         try:
-            return await self._build(request, context, strong)
+            return await self._build(request, context, strong_tier)
         except TryNextPlace as signal:
             self._count_hand_off(signal)
             raise
@@ -107,13 +108,13 @@ class JobBuilder:
         self,
         request: ApiRequest,
         context: RequestContext,
-        strong: StrongTier | None = None,
+        strong_tier: StrongTier | None = None,
     ) -> RouteReport:
         """Return the request's route; nothing is counted or remembered.
 
         Raises what the request itself would raise.
         """
-        built = await self._build(request, context, strong)
+        built = await self._build(request, context, strong_tier)
         costs = await self.chooser.costs_usd(built.prompts, built.candidates)
         return describe_route(
             request.model, built.candidates, built.choice, built.job, costs, self.routing
@@ -127,7 +128,7 @@ class JobBuilder:
         return ChatPrompts(request, self.tokenizers, work, memory, salt)
 
     async def _build(
-        self, request: ApiRequest, context: RequestContext, strong: StrongTier | None
+        self, request: ApiRequest, context: RequestContext, strong_tier: StrongTier | None
     ) -> BuiltJob:
         """Choose a tier and make its job."""
         request = request.with_defaults(self.sampling_defaults)
@@ -137,9 +138,9 @@ class JobBuilder:
         candidates = permitted(context.principal, named, prompts.options.tier)
         chosen_from_s = self.clock()
         info = await self.models.engine_info()
-        choice = await self.chooser.choose(prompts, candidates, strong, info)
+        choice = await self.chooser.choose(prompts, candidates, strong_tier, info)
         self._trace_route(context, choice, chosen_from_s)
-        job = await self._assemble(prompts, choice, context, strong)
+        job = await self._assemble(prompts, choice, context, strong_tier)
         return BuiltJob(job=job, prompts=prompts, candidates=candidates, choice=choice)
 
     def _objective(
@@ -176,7 +177,7 @@ class JobBuilder:
         prompts: Prompts,
         choice: TierChoice,
         context: RequestContext,
-        strong: StrongTier | None,
+        strong_tier: StrongTier | None,
     ) -> Job:
         """Build one engine request for each choice of each prompt."""
         request = prompts.request
@@ -259,7 +260,7 @@ class JobBuilder:
             quality=None if choice.route is None else choice.route.quality,
             watch=plan,
             escalation=escalation,
-            strong=strong if choice.escalates_upstream else None,
+            strong_tier=strong_tier if choice.escalates_upstream else None,
             second_looks=self.routing.second_looks if plan and plan.is_explored else None,
             on_answer=self._learner(prompts, num_prompt_tokens, plan),
             is_bounded=request.token_limit is not None,

@@ -72,12 +72,12 @@ class TierChooser:
         self,
         prompts: Prompts,
         candidates: CandidateTiers,
-        strong: StrongTier | None,
+        strong_tier: StrongTier | None,
         engine: EngineInfo,
     ) -> TierChoice:
         """Choose the tier of a request.
 
-        `candidates`: the tiers that its model means and its key allows. `strong`: the upstream
+        `candidates`: the tiers that its model means and its key allows. `strong_tier`: the upstream
         tier that plays the large model's part for this request. Raises BadRequestError,
         TierUnavailableError or PromptTooLongError, and TryNextPlace where the request is for the
         upstream tier.
@@ -91,8 +91,8 @@ class TierChooser:
             return self._choice(info, "requested" if is_named else "cascade")
         if is_routed and prompts.options.tier is None:
             small = next((info for info in candidates if info.tier == "small"), None)
-            if strong is not None and small is not None:
-                return await self._shared(prompts, small, strong.tier)
+            if strong_tier is not None and small is not None:
+                return await self._shared(prompts, small, strong_tier.tier)
             return await self._routed(prompts, candidates)
         for name in ("min_quality", "threshold"):
             if getattr(prompts.options, name) is not None:

@@ -45,7 +45,7 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[Place, ...]
     upstream_tier: str | None
     """The upstream tier that is resolved where "upstream" is among the places; else None."""
-    strong: Place
+    strong_place: Place
     """The place for what the router finds too hard for the small model."""
     deadline_s: float | None
     """On the gateway's clock."""
@@ -61,7 +61,7 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             self,
             places=places,
-            strong=self.strong if self.strong in places else places[0],
+            strong_place=self.strong_place if self.strong_place in places else places[0],
             upstream_tier=self.upstream_tier if "upstream" in places else None,
             small=self.small if "small_upstream" in places else None,
         )
@@ -261,17 +261,18 @@ def constraints_of(
     places = tuple(place for place in order if exists[place])
     if not places and exists["upstream"] and tier in rules.on_device:
         places = ("upstream",)  # its server is on this device
-    if rules.strong == "upstream" and places == PLACES["prefer_local"]:
+    if rules.strong_place == "upstream" and places == PLACES["prefer_local"]:
         places = ("small_upstream", "upstream", "local")
     if not places:
         _contradicts("policy", f"{policy}, but {NO_LOCAL}")
+    is_open = named == "auto" and rules.strong_place in places
     return PlacementConstraints(
         policy=policy,
         is_private=is_private,
         places=places,
         upstream_tier=tier if "upstream" in places else None,
         small=rules.small if "small_upstream" in places else None,
-        strong=rules.strong if named == "auto" and rules.strong in places else places[0],
+        strong_place=rules.strong_place if is_open else places[0],
         deadline_s=_deadline(options, rules, arrival_s),
         reason=_reason(policy, is_private=is_private, is_requested=is_requested),
         is_requested=is_requested,

@@ -35,7 +35,7 @@ class PlacementPolicy:
     """The tiers that are servers on this device."""
     has_local: bool = True
     """This process runs a model."""
-    strong: Place = "local"
+    strong_place: Place = "local"
     """The place for what is too hard for the small model."""
     max_queue_s: float | None = None
     """Requests that would wait longer for the local models are handed over."""
@@ -96,7 +96,7 @@ class PlacementPolicy:
             small=settings.small,
             on_device=frozenset(on_device),
             has_local=bool(local),
-            strong="local" if is_local else "upstream",
+            strong_place="local" if is_local else "upstream",
             max_queue_s=_seconds(settings.max_queue_ms),
             deadline_s=_seconds(settings.deadline_ms),
             continue_on_failure=settings.continue_on_failure,

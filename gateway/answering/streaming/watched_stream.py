@@ -73,7 +73,7 @@ class WatchedStream(ChoiceStream):
         self._hold_back = HoldBack(watch, clock)
         # With different tokenizers, no tier can continue in the middle of a text.
         self._may_continue = bool(
-            watch.mid_stream and not job.choices[index].escalated and not job.strong
+            watch.mid_stream and not job.choices[index].escalated and not job.strong_tier
         )
         self._is_continued = False
         self._num_continued = 0  # tokens in front of the other tier's continuation
@@ -117,8 +117,8 @@ class WatchedStream(ChoiceStream):
         self.watch.num_held_tokens = self.choice.usage.num_tokens
         held_s = hold_back.held_s
         action: str = judgement.action
-        if action == "escalate" and self._job.strong is not None:
-            self._strong_answer = await self._escalate_to(self._job.strong, judgement)
+        if action == "escalate" and self._job.strong_tier is not None:
+            self._strong_answer = await self._escalate_to(self._job.strong_tier, judgement)
             if self._strong_answer is not None:
                 self._metrics.cascade_decided(action, self.tier, held_s, self.watch.num_held_tokens)
                 raise AnswerEscalated(self._strong_answer)
@@ -164,13 +164,15 @@ class WatchedStream(ChoiceStream):
 
     # ---- to an upstream tier ------------------------------------------------------------------
 
-    async def _escalate_to(self, strong: StrongTier, judgement: Judgement) -> StrongAnswer | None:
+    async def _escalate_to(
+        self, strong_tier: StrongTier, judgement: Judgement
+    ) -> StrongAnswer | None:
         """Return the strong tier's answer; None where it has none, and the small one is kept.
 
         Meanwhile the engine goes on with the small answer.
         """
         watch = self.watch
-        answer = await strong.escalate(self._draft(judgement))
+        answer = await strong_tier.escalate(self._draft(judgement))
         if answer is None:
             self.is_degraded = True
             watch.reason = f"{judgement.reason}; {_REFUSED_ELSEWHERE}"
@@ -193,8 +195,8 @@ class WatchedStream(ChoiceStream):
     def _explore(self, looks: SecondLooks, judgement: Judgement) -> None:
         """Have the large model judge what was held, though it is kept."""
         job, draft = self._job, self._draft(judgement)
-        if job.strong is not None:
-            job.strong.second_opinion(draft)
+        if job.strong_tier is not None:
+            job.strong_tier.second_opinion(draft)
             return
         target, other = job.escalation, job.choices[self._index].escalated
         assert target is not None, "a job with a watch has one"

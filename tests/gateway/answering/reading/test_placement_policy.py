@@ -18,7 +18,7 @@ from outrider.verifier.params import Tier
 BOTH = PlacementPolicy(upstream_tier="cloud")
 LOCAL_ONLY = PlacementPolicy()
 CLOUD_ONLY = PlacementPolicy(
-    policy="cloud_only", upstream_tier="cloud", has_local=False, strong="upstream"
+    policy="cloud_only", upstream_tier="cloud", has_local=False, strong_place="upstream"
 )
 
 POLICIES: tuple[Policy | None, ...] = (None, *get_args(Policy))
@@ -80,18 +80,20 @@ def test_places(named: Named, policy: Policy | None) -> None:
 @pytest.mark.parametrize("named", NAMED)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("default", get_args(Policy))
-@pytest.mark.parametrize("strong", ["local", "cloud"])
+@pytest.mark.parametrize("strong_place", ["local", "upstream"])
 @pytest.mark.parametrize("has_local", [True, False])
 @pytest.mark.parametrize("cloud", [None, "cloud"])
 def test_private_requests_never_name_the_cloud(
     named: Named,
     policy: Policy | None,
     default: Policy,
-    strong: Place,
+    strong_place: Place,
     has_local: bool,
     cloud: str | None,
 ) -> None:
-    rules = PlacementPolicy(policy=default, upstream_tier=cloud, has_local=has_local, strong=strong)
+    rules = PlacementPolicy(
+        policy=default, upstream_tier=cloud, has_local=has_local, strong_place=strong_place
+    )
     if not has_local or named == "upstream" or policy == "cloud_only":
         assert refusal(rules, named, policy=policy, privacy="private").param == "outrider.privacy"
         return
@@ -102,7 +104,7 @@ def test_private_requests_never_name_the_cloud(
     assert made.is_private
     assert made.places == ("local",)
     assert made.upstream_tier is None
-    assert made.strong == "local"
+    assert made.strong_place == "local"
     assert not made.may_hand_off
     assert made.reason == "private"
 
@@ -125,7 +127,7 @@ def test_private_contradictions(
 
 
 def test_private_overrules_the_configured_policy_only() -> None:
-    rules = PlacementPolicy(policy="cloud_only", upstream_tier="cloud", strong="upstream")
+    rules = PlacementPolicy(policy="cloud_only", upstream_tier="cloud", strong_place="upstream")
     assert constraints(rules).places == ("upstream",)
     assert constraints(rules, privacy="private").places == ("local",)
     assert constraints(BOTH, policy="prefer_cloud", privacy="private").places == ("local",)
@@ -187,13 +189,13 @@ def test_the_deadline_is_the_requests_own_else_the_configured_one() -> None:
 
 
 def test_the_strong_place_is_one_of_the_places() -> None:
-    rules = PlacementPolicy(upstream_tier="cloud", strong="upstream")
-    assert constraints(rules).strong == "upstream"
-    assert constraints(rules, policy="prefer_cloud").strong == "upstream"
-    assert constraints(rules, policy="local_only").strong == "local"
-    assert constraints(rules, "local", policy="prefer_local").strong == "local"  # it is named
-    assert constraints(BOTH, policy="cloud_only").strong == "upstream"
-    assert constraints(BOTH, policy="prefer_cloud").strong == "local"
+    rules = PlacementPolicy(upstream_tier="cloud", strong_place="upstream")
+    assert constraints(rules).strong_place == "upstream"
+    assert constraints(rules, policy="prefer_cloud").strong_place == "upstream"
+    assert constraints(rules, policy="local_only").strong_place == "local"
+    assert constraints(rules, "local", policy="prefer_local").strong_place == "local"  # it is named
+    assert constraints(BOTH, policy="cloud_only").strong_place == "upstream"
+    assert constraints(BOTH, policy="prefer_cloud").strong_place == "local"
 
 
 # ---- from the settings -------------------------------------------------------------------------
@@ -202,12 +204,12 @@ def test_the_strong_place_is_one_of_the_places() -> None:
 def test_rules_of_the_settings() -> None:
     made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud", "other"], local=["small", "large"])
     assert made == PlacementPolicy(
-        policy="prefer_local", upstream_tier="cloud", has_local=True, strong="local"
+        policy="prefer_local", upstream_tier="cloud", has_local=True, strong_place="local"
     )
     made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud"], local=["small"])
-    assert (made.policy, made.strong) == ("prefer_local", "upstream")
+    assert (made.policy, made.strong_place) == ("prefer_local", "upstream")
     made = PlacementPolicy.of(HandoffSettings(), tiers=[], local=["small"])
-    assert (made.upstream_tier, made.strong) == (None, "local")
+    assert (made.upstream_tier, made.strong_place) == (None, "local")
     made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud"], local=[])
     assert made == CLOUD_ONLY
     settings = HandoffSettings(
@@ -216,7 +218,7 @@ def test_rules_of_the_settings() -> None:
     )  # fmt: skip
     made = PlacementPolicy.of(settings, tiers=["cloud", "other"], local=["small", "large"])
     assert made == PlacementPolicy(
-        policy="prefer_cloud", upstream_tier="other", strong="upstream", max_queue_s=0.5,
+        policy="prefer_cloud", upstream_tier="other", strong_place="upstream", max_queue_s=0.5,
         deadline_s=2.0, continue_on_failure=True,
     )  # fmt: skip
 

@@ -96,7 +96,7 @@ def answered(
         is_streamed=writing.is_streamed,
     )
     none: Any = SimpleNamespace(ignored_fields=(), request=None)
-    leg = OneLeg(parts=none, parsed=parsed, query=none, strong=None, start_timeout=unbounded)
+    leg = OneLeg(parts=none, parsed=parsed, query=none, strong_tier=None, start_timeout=unbounded)
     answering = FallbackChain(parsed, none, lambda *_: Lineup(candidates=[leg]))
     response = AnswerResponse(answering, clock=time.monotonic)
     sent: list[Message] = []
