@@ -2,23 +2,24 @@
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from outrider.engine.request import LatencyObjective
-from outrider.gateway.answering.jobs.extras import NO_EXTRAS, read_extras
-from outrider.gateway.answering.jobs.job import (
-    Answer,
-    ChoicePlan,
+from outrider.engine.events import TierInfo
+from outrider.engine.request import EngineRequest, LatencyObjective
+from outrider.gateway.answering.jobs.engine_requests import (
     EngineRequestDefaults,
-    EscalationTarget,
-    Job,
+    Rendered,
+    choice_plans,
     engine_requests,
     escalated_requests,
+    escalation_target,
     read_service_tier,
 )
+from outrider.gateway.answering.jobs.extras import NO_EXTRAS, read_extras
+from outrider.gateway.answering.jobs.job import Answer, Job
 from outrider.gateway.answering.jobs.prompts import (
     ChatPrompts,
     CompletionPrompts,
@@ -61,10 +62,7 @@ class BuiltJob:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class JobBuilder:
-    """Turns requests into jobs. `prompt_slots`: threads for long prompts.
-
-    `sampling_defaults`: values of sampling fields, by name, for requests that set none.
-    """
+    """Turns requests into jobs."""
 
     models: LocalModels
     tokenizers: Mapping[Tier, ChatTokenizer]
@@ -75,7 +73,9 @@ class JobBuilder:
     metrics: GatewayMetrics
     clock: Callable[[], float]
     prompt_slots: PromptSlots
+    """Threads for long prompts."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """Values of sampling fields, by name, for requests that set none."""
 
     def prompt_work(self, tenant: str) -> PromptWork:
         """Return the way to build a tenant's prompts."""
@@ -181,73 +181,30 @@ class JobBuilder:
     ) -> Job:
         """Build one engine request for each choice of each prompt."""
         request = prompts.request
-        arrival_s = context.arrival_s
         service_tier = read_service_tier(request.service_tier)
         rendered = await prompts.rendered(choice.info)
         lengths = [len(prompt.token_ids) for prompt in rendered.prompts]
         if not all(lengths):
             raise BadRequestError("The prompt is empty.")
-        temperature = 1.0 if request.temperature is None else request.temperature
-        seed = request.seed
-        if seed is None and temperature > 0:
-            seed = secrets.randbits(_SEED_BITS)
-        plan = None
-        watches = choice.escalation is not None or choice.escalates_upstream
-        # An answer without tokens cannot be judged: the tier that was chosen gives it.
-        if choice.route is not None and watches and request.token_limit != 0:
-            plan = choice.route.watch
-        frame = EngineRequestDefaults(
-            job_id=f"{prompts.id_prefix}-{secrets.token_hex(12)}",
-            seed=seed or 0,
-            temperature=temperature,
-            arrival_s=arrival_s,
-            default_max_tokens=self.limits.default_max_tokens,
-            principal=context.principal,
-            arm=context.arm,
-            priority=service_tier.priority,
-            objective=self._objective(request, max(lengths), context),
-            watch=None if plan is None else plan.wants_hidden_state,
-            adapters=tuple(
-                info.adapter
-                for info in (choice.info, choice.escalation)
-                if info is not None and info.adapter is not None
-            ),
-        )
-        requests = engine_requests(request, rendered, frame)
+        plan = _watch_plan(request, choice)
+        shared = self._shared_settings(prompts, choice, context, max(lengths), plan)
+        requests = engine_requests(request, rendered, shared)
         echoed = await prompts.echoed(rendered.tokenizer)
-        beginnings = [
-            (prompt.opens_thinking, text)
-            for prompt, text in zip(rendered.prompts, echoed, strict=True)
-            for _ in range(request.n or 1)
-        ]
-        escalated: Sequence[Any] = [None] * len(requests)
-        escalation = None
+        escalation = escalated = None
         if plan is not None and choice.escalation is not None:
-            other = rendered
-            if not self.chooser.renders_alike:
-                other = await prompts.rendered(choice.escalation)
-                escalated = escalated_requests(request, other, frame)
-            escalation = EscalationTarget(
-                model_id=choice.escalation.model_id,
-                tokenizer=other.tokenizer,
-                tier=choice.escalation.tier,
-                tools=other.tools,
-                opens_thinking=other.prompts[0].opens_thinking,
-            )
+            other, escalated = await self._escalated(prompts, rendered, choice.escalation, shared)
+            escalation = escalation_target(choice.escalation, other)
         num_prompt_tokens = sum(lengths)
         return Job(
-            job_id=frame.job_id,
+            job_id=shared.job_id,
             created=int(time.time()),
             model_id=choice.info.model_id,
             tier=choice.tier,
             reason=choice.reason,
-            seed=seed,
-            arrival_s=arrival_s,
+            seed=shared.seed,
+            arrival_s=context.arrival_s,
             num_prompt_tokens=num_prompt_tokens,
-            choices=tuple(
-                ChoicePlan(request=small, opens_thinking=opens, prompt_text=text, escalated=large)
-                for small, (opens, text), large in zip(requests, beginnings, escalated, strict=True)
-            ),
+            choices=choice_plans(rendered, echoed, requests, escalated),
             endpoint=prompts.endpoint,
             tokenizer=rendered.tokenizer,
             num_top_logprobs=request.top_count,
@@ -266,6 +223,50 @@ class JobBuilder:
             is_bounded=request.token_limit is not None,
             service_tier=None if request.service_tier is None else service_tier.reported,
             arm=context.arm,
+        )
+
+    async def _escalated(
+        self, prompts: Prompts, rendered: Rendered, info: TierInfo, shared: EngineRequestDefaults
+    ) -> tuple[Rendered, list[EngineRequest] | None]:
+        """Return how a tier that takes answers over reads the prompts.
+
+        With them come its requests, where its tokenizer is another.
+        """
+        if self.chooser.renders_alike:
+            return rendered, None
+        other = await prompts.rendered(info)
+        return other, escalated_requests(prompts.request, other, shared)
+
+    def _shared_settings(
+        self,
+        prompts: Prompts,
+        choice: TierChoice,
+        context: RequestContext,
+        num_prompt_tokens: int,
+        plan: WatchPlan | None,
+    ) -> EngineRequestDefaults:
+        """Return what the job's engine requests share. Raises BadRequestError.
+
+        `num_prompt_tokens`: of the longest prompt.
+        """
+        request = prompts.request
+        temperature = 1.0 if request.temperature is None else request.temperature
+        seed = request.seed
+        if seed is None and temperature > 0:
+            seed = secrets.randbits(_SEED_BITS)
+        infos = (choice.info, choice.escalation)
+        return EngineRequestDefaults(
+            job_id=f"{prompts.id_prefix}-{secrets.token_hex(12)}",
+            seed=seed,
+            temperature=temperature,
+            arrival_s=context.arrival_s,
+            default_max_tokens=self.limits.default_max_tokens,
+            principal=context.principal,
+            arm=context.arm,
+            priority=read_service_tier(request.service_tier).priority,
+            objective=self._objective(request, num_prompt_tokens, context),
+            watch=None if plan is None else plan.wants_hidden_state,
+            adapters=tuple(info.adapter for info in infos if info and info.adapter is not None),
         )
 
     def count(self, built: BuiltJob) -> None:
@@ -307,3 +308,11 @@ class JobBuilder:
                 plan.on_agreement(answer.confidence, agreement)
 
         return learn
+
+
+def _watch_plan(request: ApiRequest, choice: TierChoice) -> WatchPlan | None:
+    """Return the router's plan to watch the answers, where another tier could take them over."""
+    if choice.route is None or (choice.escalation is None and not choice.escalates_upstream):
+        return None
+    # An answer without tokens cannot be judged: the tier that was chosen gives it.
+    return None if request.token_limit == 0 else choice.route.watch

@@ -13,7 +13,8 @@ import msgspec
 
 from outrider.engine.errors import PromptTooLongError
 from outrider.engine.events import TierInfo
-from outrider.gateway.answering.jobs.job import Answer, Rendered, check_token_ids
+from outrider.gateway.answering.jobs.engine_requests import Rendered, check_token_ids
+from outrider.gateway.answering.jobs.job import Answer
 from outrider.gateway.answering.jobs.thinking_budget import budget_of, template_effort
 from outrider.gateway.answering.reading.parsed_request import ApiRequest
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from outrider.engine.events import TierInfo
 from outrider.gateway.answering.candidates.chains import ChainBook, ModelChain
-from outrider.gateway.answering.jobs.job import check_token_ids
+from outrider.gateway.answering.jobs.engine_requests import check_token_ids
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.jobs.prompts import chat_prompt
 from outrider.gateway.answering.reading.model_catalog import local_tiers

@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.engine.request import HIGH, LOW, NORMAL
-from outrider.gateway.answering.jobs.job import read_service_tier
+from outrider.gateway.answering.jobs.engine_requests import read_service_tier
 from outrider.gateway.contract.errors.tree import BadRequestError
 
 

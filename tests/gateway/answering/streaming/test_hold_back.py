@@ -573,12 +573,6 @@ def test_answers_that_break_off_teach_nothing(tokenizer: ChatTokenizer, encode: 
     assert answers == []
 
 
-def test_a_job_with_a_cascade_has_somewhere_to_go(tokenizer: ChatTokenizer) -> None:
-    job = watched_job(tokenizer, [PlannedWatch()])
-    with pytest.raises(ValueError, match="escalation target"):
-        msgspec.structs.replace(job, escalation=None)
-
-
 # ---- what is said of the prompt -------------------------------------------------------------
 
 
