@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from outrider.engine.errors import EngineError
 from outrider.engine.request import GrammarSpec
-from outrider.gateway.contract.schema.parsing import JsonBounds
 from outrider.gateway.engines.backends.absent import AbsentEngine
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.backends.process_client import ProcessEngineClient
@@ -41,7 +40,11 @@ from outrider.verifier.params import Tier
 if TYPE_CHECKING:
     from outrider.engine.core import Engine
     from outrider.engine.passes.step_times import CurveStore
+    from outrider.gateway.answering.text.chat import ChatTokenizer
+    from outrider.gateway.telemetry.capture import Capture
     from outrider.gateway.telemetry.otlp_metrics import MetricsPush
+    from outrider.gateway.telemetry.tracer import Tracer
+    from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
     from outrider.gateway.wiring.gateway_parts import GatewayParts
     from outrider.gateway.workers.siblings import Siblings
 
@@ -102,9 +105,6 @@ def build_parts(
     from outrider.gateway.experiments.experiments import build_experiments
     from outrider.gateway.experiments.slo.slo_parts import build_slo
     from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
-    from outrider.gateway.telemetry.capture import build_capture
-    from outrider.gateway.telemetry.tracer import NULL_TRACER
-    from outrider.gateway.telemetry.tracing import build_tracer, wants_content
     from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
     from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
     from outrider.gateway.wiring.aliases import checked_aliases
@@ -122,20 +122,7 @@ def build_parts(
         settings, os.environ, tuple(models), UpstreamMetrics(metrics.registry)
     )
 
-    tokenizers = {}
-    for tier, path in models.items():
-        try:
-            tokenizers[tier] = load_chat_tokenizer(settings, tier, path)
-        except (OSError, ValueError) as error:
-            raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
-        tokenizers[tier].compile_template()
-        if not tokenizers[tier].has_template:
-            logger.warning(
-                "the %s model has no chat template, so only /v1/completions can use it "
-                "model=%s advice=name one with --chat-template FILE",
-                tier,
-                path,
-            )
+    tokenizers = _load_tokenizers(settings, models)
     if len({tokenizer.fingerprint for tokenizer in tokenizers.values()}) > 1:
         allowed_difference(settings)  # long before the engine has loaded its weights
     on_tokenizers({tier: tokenizer.fingerprint for tier, tokenizer in tokenizers.items()})
@@ -145,10 +132,7 @@ def build_parts(
         has_upstream_strong=upstream.rules.strong_place == "upstream",
         has_small_server=upstream.rules.small is not None,
     )
-    traces = settings.telemetry.traces
-    tracer = build_tracer(
-        traces, metrics.registry, environ=os.environ, clock=time.monotonic, wall_clock=time.time
-    )
+    tracer, capture = _build_tracing(settings, metrics)
     return GatewayParts(
         engine=engine,
         siblings=siblings,
@@ -170,26 +154,48 @@ def build_parts(
         slo=build_slo(settings.slo, metrics.registry),
         tracer=tracer,
         push=_build_push(settings, siblings),
-        capture=build_capture(
-            settings.telemetry.capture,
-            metrics.registry,
-            rng=random.Random(),
-            wall_clock=time.time,
-            shows_texts=tracer is not NULL_TRACER and wants_content(traces, os.environ),
-        ),
-        limits=GatewayLimits(
-            default_max_tokens=settings.limits.default_max_tokens,
-            max_body_bytes=settings.limits.max_body_bytes,
-            max_prompt_chars=settings.limits.max_prompt_chars,
-            json_bounds=JsonBounds(
-                max_values=settings.limits.max_json_values,
-                max_objects=settings.limits.max_json_objects,
-                max_fields=settings.limits.max_json_fields,
-                max_strings=settings.limits.max_json_strings,
-                max_nesting=settings.limits.max_json_nesting,
-            ),
-        ),
+        capture=capture,
+        limits=GatewayLimits.of(settings.limits),
     )
+
+
+def _load_tokenizers(settings: Settings, models: Mapping[Tier, str]) -> "dict[Tier, ChatTokenizer]":
+    """Load the tokenizer of each model to load (tier to path). Raises EngineError."""
+    tokenizers = {}
+    for tier, path in models.items():
+        try:
+            tokenizers[tier] = load_chat_tokenizer(settings, tier, path)
+        except (OSError, ValueError) as error:
+            raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+        tokenizers[tier].compile_template()
+        if not tokenizers[tier].has_template:
+            logger.warning(
+                "the %s model has no chat template, so only /v1/completions can use it "
+                "model=%s advice=name one with --chat-template FILE",
+                tier,
+                path,
+            )
+    return tokenizers
+
+
+def _build_tracing(settings: Settings, metrics: "GatewayMetrics") -> "tuple[Tracer, Capture]":
+    """Build what keeps the traces of requests: spans for a collector, and the latest ones here."""
+    from outrider.gateway.telemetry.capture import build_capture
+    from outrider.gateway.telemetry.tracer import NULL_TRACER
+    from outrider.gateway.telemetry.tracing import build_tracer, wants_content
+
+    traces = settings.telemetry.traces
+    tracer = build_tracer(
+        traces, metrics.registry, environ=os.environ, clock=time.monotonic, wall_clock=time.time
+    )
+    capture = build_capture(
+        settings.telemetry.capture,
+        metrics.registry,
+        rng=random.Random(),
+        wall_clock=time.time,
+        shows_texts=tracer is not NULL_TRACER and wants_content(traces, os.environ),
+    )
+    return tracer, capture
 
 
 def _build_push(settings: Settings, siblings: "Siblings | None") -> "MetricsPush | None":

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from outrider.gateway.contract.schema.parsing import JsonBounds
+from outrider.gateway.settings.sections import LimitSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,3 +16,19 @@ class GatewayLimits:
     max_body_bytes: int = 8 * 2**20
     max_prompt_chars: int = 1_000_000
     json_bounds: JsonBounds = field(default_factory=JsonBounds)
+
+    @classmethod
+    def of(cls, settings: LimitSettings) -> "GatewayLimits":
+        """Return the limits of the settings."""
+        return cls(
+            default_max_tokens=settings.default_max_tokens,
+            max_body_bytes=settings.max_body_bytes,
+            max_prompt_chars=settings.max_prompt_chars,
+            json_bounds=JsonBounds(
+                max_values=settings.max_json_values,
+                max_objects=settings.max_json_objects,
+                max_fields=settings.max_json_fields,
+                max_strings=settings.max_json_strings,
+                max_nesting=settings.max_json_nesting,
+            ),
+        )

@@ -15,7 +15,7 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.responses import ChatCompletion
-from outrider.gateway.wiring.application import build_jobs
+from outrider.gateway.wiring.answering import build_jobs
 from outrider.verifier.params import CascadeParams
 from tests.gateway.answers import read_answer
 from tests.gateway.conftest import Server, parts_over

@@ -20,7 +20,7 @@ from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.parsing import parse
 from outrider.gateway.contract.schema.routing import RouteReport
-from outrider.gateway.wiring.application import build_jobs
+from outrider.gateway.wiring.answering import build_jobs
 from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.router.calibration import Calibration
 from outrider.router.costs import TokenPrices

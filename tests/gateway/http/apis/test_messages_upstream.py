@@ -19,7 +19,7 @@ from outrider.gateway.contract.errors.tree import (
 from outrider.gateway.http.apis.api import ANYONE
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal, Scopes
-from outrider.gateway.wiring.application import build_jobs, build_tokenizing
+from outrider.gateway.wiring.answering import build_jobs, build_tokenizing
 from tests.gateway.conftest import OpenWorld, Server
 from tests.gateway.hybrid import World
 from tests.gateway.scripted_client import Script
