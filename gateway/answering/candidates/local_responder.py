@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outrider.gateway.answering.streaming import sse
-from outrider.gateway.answering.streaming.choice import Delta
+from outrider.gateway.answering.streaming.delta import Delta
 from outrider.gateway.answering.streaming.generation import Generation
 from outrider.gateway.contract.answers.responder import (
     AnswerEscalated,

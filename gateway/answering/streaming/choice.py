@@ -1,111 +1,30 @@
 """Turns a choice's events into text: detokenising, thinking, tool calls, stops, logprobs."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from hashlib import sha256
 from itertools import groupby
-from typing import Final, Literal
 
 import msgspec
 
 from outrider.engine.events import PrefillDone, TokensEmitted
+from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.jobs.job import EscalationTarget, Job
-from outrider.gateway.answering.streaming.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
-from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.answering.streaming.choice_usage import ChoiceUsage
+from outrider.gateway.answering.streaming.delta import (
+    AnswerKind,
+    ApiFinishReason,
+    Delta,
+    PromptTokens,
+)
+from outrider.gateway.answering.streaming.trace import DRAFTED, OWN, ChoiceTrace, Mark
 from outrider.gateway.answering.text.reasoning_formats import TextKind
 from outrider.gateway.answering.text.stopping import StopMatcher
-from outrider.gateway.answering.text.tool_parser import PieceKind, ToolParser, ToolPiece
-from outrider.verifier.token_logprobs import PromptLogprobs, TokenLogprobs
+from outrider.gateway.answering.text.tool_parser import ToolParser, ToolPiece
+from outrider.verifier.token_logprobs import TokenLogprobs
 
-ApiFinishReason = Literal["stop", "length", "tool_calls"]
-AnswerKind = TextKind | PieceKind | Literal["prompt"]
-Piece = tuple[str, bool]
 _Pieces = list[tuple[AnswerKind, str, Mark]]
-
-
-class PromptTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt as its model read it."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[PromptLogprobs, ...] = ()
-    """Of all but the first, where they are wanted."""
-
-
-class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """An addition to one choice.
-
-    The last delta of a choice has the finish reason and no text.
-    """
-
-    index: int
-    kind: AnswerKind = "content"
-    """"call" begins a call, and `text` is the function's name; "arguments" goes on with it.
-    "prompt" comes first, where anything is said of it; `text` is what the answer echoes."""
-    call_index: int = 0
-    """Counts a choice's tool calls."""
-    call_id: str = ""
-    """The call's id; empty except where a call begins."""
-    text: str = ""
-    pieces: tuple[Piece, ...] = ()
-    """(text, whether it was drafted); they join to `text`."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    token_ids: tuple[int, ...] = ()
-    """The tokens that were written since the last delta, where the answer names them."""
-    prompt: PromptTokens | None = None
-    tokenizer: ChatTokenizer | None = None
-    """The one that knows the tokens, where it is not the job's."""
-    finish_reason: ApiFinishReason | None = None
-    stop: str | None = None
-    """The stop string that ended the choice, if it was one of the request's."""
-    trace: DeltaTrace | None = None
-    """The trace of the pieces, where the request is traced."""
-
-
-@dataclass(slots=True)
-class ChoiceUsage:
-    """The usage of one choice. Times in seconds; None before the event."""
-
-    num_tokens: int = 0
-    num_reasoning_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_drafted_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_unratified_tokens: int = 0
-    num_reused_tokens: int = 0
-    """Tokens that the other tier's retracted answer held."""
-    num_steps: int = 0
-    num_prediction_tokens: int = 0
-    """Tokens of the request's prediction."""
-    num_predicted_tokens: int = 0
-    """Tokens of the prediction that were right."""
-    queue_s: float | None = None
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-
-    @classmethod
-    def total(cls, usages: "Sequence[ChoiceUsage]") -> "ChoiceUsage":
-        """Return the usage of several choices together: the first token of any, the longest wait.
-
-        Its numbers are sums, but for `num_mispredicted_tokens`, which is each choice's own.
-        """
-        queued = [u.queue_s for u in usages if u.queue_s is not None]
-        firsts = [u.first_token_s for u in usages if u.first_token_s is not None]
-        lasts = [u.last_token_s for u in usages if u.last_token_s is not None]
-        return cls(
-            **{name: sum([getattr(u, name) for u in usages]) for name in _COUNTS},
-            queue_s=max(queued, default=None),
-            first_token_s=min(firsts, default=None),
-            last_token_s=max(lasts, default=None),
-        )
-
-    @property
-    def num_mispredicted_tokens(self) -> int:
-        """Tokens of the prediction that did not come out; a piece that came twice counts twice."""
-        return max(self.num_prediction_tokens - self.num_predicted_tokens, 0)
-
-
-_COUNTS: Final = tuple(f.name for f in fields(ChoiceUsage) if f.name.startswith("num_"))
 
 
 class _HeldPiece:
@@ -146,34 +65,18 @@ class Choice:
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens
         self._tokenizer = None if reader.tokenizer is job.tokenizer else reader.tokenizer
-        self._detokenizer = reader.tokenizer.detokenizer(
-            request.prompt_token_ids if job.continues_text else ()
-        )
         self.numerics = ""
         self._prompt_ids, self._prompt_text = request.prompt_token_ids, plan.prompt_text
         self._reports_end = job.endpoint == "completion"
         self._unsent_ids: list[int] | None = [] if job.extras.has_token_ids else None
         self._trace = ChoiceTrace(reader.tokenizer) if request.traces else None
         self._last_mark = OWN
-        self._splitter = (
-            None if job.continues_text else reader.tokenizer.splitter(opens_thinking=opens_thinking)
-        )
         # The answer's tokens in front of its thinking, and up to the last one of it.
         self._first_thought = self._last_thought = 0
         self._most_thinking = (
             sampling.max_tokens if sampling.thinking is None else sampling.thinking.max_tokens
         )
-        self._tools = tools = reader.tools
-        self._parser = ToolParser(tools) if tools else None
-        self._special_texts = {
-            **(reader.tokenizer.reasoning.special_texts if self._splitter else {}),
-            **(tools.special_texts if tools else {}),
-        }
-        self._stops = StopMatcher(job.stops) if job.stops else None
-        self._marks = self._stop_token_ids | self._special_texts.keys()
-        # Nothing but the text itself is told of this answer's tokens, unless they have marks.
-        has_more = self._trace is not None or self._unsent_ids is not None
-        self._is_plain = not has_more and self._parser is None and self._stops is None
+        self._read_as(reader, job, request, opens_thinking=opens_thinking)
         self._held: deque[_HeldPiece] = deque()
         self._num_content = 0
         self._num_released = 0
@@ -184,6 +87,30 @@ class Choice:
         self._num_parsed = 0
         # With the position in the answer at which each token's text begins and ends.
         self._logprobs: deque[tuple[int, int, TokenLogprobs]] = deque()
+
+    def _read_as(
+        self,
+        reader: Job | EscalationTarget,
+        job: Job,
+        request: EngineRequest,
+        *,
+        opens_thinking: bool,
+    ) -> None:
+        """Set what turns tokens into text, thinking and calls, and finds stop strings."""
+        tokenizer, continues = reader.tokenizer, job.continues_text
+        self._detokenizer = tokenizer.detokenizer(request.prompt_token_ids if continues else ())
+        self._splitter = None if continues else tokenizer.splitter(opens_thinking=opens_thinking)
+        self._tools = tools = reader.tools
+        self._parser = ToolParser(tools) if tools else None
+        self._special_texts = {
+            **(tokenizer.reasoning.special_texts if self._splitter else {}),
+            **(tools.special_texts if tools else {}),
+        }
+        self._stops = StopMatcher(job.stops) if job.stops else None
+        self._marks = self._stop_token_ids | self._special_texts.keys()
+        # Nothing but the text itself is told of this answer's tokens, unless they have marks.
+        has_more = self._trace is not None or self._unsent_ids is not None
+        self._is_plain = not has_more and self._parser is None and self._stops is None
 
     @property
     def _num_out(self) -> int:

@@ -18,7 +18,8 @@ from outrider.engine.events import (
 )
 from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.jobs.job import Answer, Job
-from outrider.gateway.answering.streaming.choice import Choice, Delta
+from outrider.gateway.answering.streaming.choice import Choice
+from outrider.gateway.answering.streaming.delta import Delta
 from outrider.gateway.contract.errors.tree import (
     AdapterUnavailableError,
     BadRequestError,

@@ -5,8 +5,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from outrider.gateway.answering.jobs.job import ChoicePlan, Job
-from outrider.gateway.answering.streaming.choice import Choice, ChoiceUsage, Delta
+from outrider.gateway.answering.streaming.choice import Choice
 from outrider.gateway.answering.streaming.choice_stream import ChoiceStream, WatchUsage
+from outrider.gateway.answering.streaming.choice_usage import ChoiceUsage
+from outrider.gateway.answering.streaming.delta import Delta
 from outrider.gateway.answering.streaming.fan_in import merge
 from outrider.gateway.answering.streaming.watched_stream import WatchedStream
 from outrider.gateway.contract.answers.responder import AnswerEscalated

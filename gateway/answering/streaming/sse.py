@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypedDict
 import msgspec
 
 from outrider.gateway.answering.jobs.job import Job
-from outrider.gateway.answering.streaming.choice import Delta
+from outrider.gateway.answering.streaming.delta import Delta
 from outrider.gateway.answering.streaming.generation import Generation
 from outrider.gateway.answering.streaming.token_fields import TokenFields
 from outrider.gateway.answering.streaming.trace import DeltaTrace

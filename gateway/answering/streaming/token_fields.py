@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from outrider.gateway.answering.jobs.job import Job
-from outrider.gateway.answering.streaming.choice import Delta, PromptTokens
+from outrider.gateway.answering.streaming.delta import Delta, PromptTokens
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.responses import (
     ChatLogprobs,

@@ -24,8 +24,9 @@ from outrider.engine.events import (
 from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.jobs.job import EscalationTarget, Job
 from outrider.gateway.answering.jobs.second_looks import SecondLooks
-from outrider.gateway.answering.streaming.choice import Choice, Delta
+from outrider.gateway.answering.streaming.choice import Choice
 from outrider.gateway.answering.streaming.choice_stream import ChoiceStream, WatchUsage
+from outrider.gateway.answering.streaming.delta import Delta
 from outrider.gateway.answering.streaming.hold_back import HoldBack
 from outrider.gateway.answering.streaming.second_look import shared_tokens
 from outrider.gateway.answering.streaming.trace import as_reused
