@@ -67,12 +67,7 @@ class UpstreamTier:
         self._transport = parts.transport
         self._clock = parts.clock
         self._on_attempt = parts.on_attempt
-        headers = {
-            name.lower(): value
-            for part in (parts.dialect.headers(None), settings.headers)
-            for name, value in part.items()
-        }
-        self._headers = headers
+        self._headers = headers = _merged_headers(parts.dialect.headers(None), settings.headers)
         self.credential: Credential = credential or NoCredential()
         self._state = TierState(
             name=name,
@@ -212,6 +207,11 @@ class UpstreamTier:
         elif attempt.outcome == "answered":
             self._complained = False
         self._on_attempt(attempt)
+
+
+def _merged_headers(*parts: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of all parts, their names in lower case; later ones win."""
+    return {name.lower(): value for part in parts for name, value in part.items()}
 
 
 def _key_source(settings: UpstreamSettings) -> str:

@@ -92,28 +92,11 @@ def _load_runners(
     """ranks: the large model's others, None where it is in one piece."""
     import torch
 
-    from outrider.engine.model.load import load_model
-    from outrider.engine.model.shard import WHOLE
     from outrider.engine.parallel.runner import ParallelRunner
     from outrider.engine.passes.runner import ModelRunner
 
     options = settings.engine
-    models: dict[Tier, CausalModel] = {}
-    make_runner: dict[Tier, Callable[..., ModelRunner]] = {}
-    for tier in named_models(settings):
-        source, shard, make_runner[tier] = _source(settings, tier), WHOLE, ModelRunner
-        if ranks is not None and tier == "large":
-            shard, make_runner[tier] = ranks.shard, partial(ParallelRunner, ranks=ranks)
-        models[tier] = load_model(
-            source.path,
-            dtype=source.dtype,
-            device=device,
-            deterministic=source.deterministic,
-            max_context=source.max_context,
-            rounding=source.rounding,
-            on_progress=partial(report, on_progress, f"loading the {tier} model"),
-            shard=shard,
-        )
+    models = _load_models(settings, device, ranks, on_progress)
     if ranks is not None:
         ranks.join(models["large"])
         torch.set_num_threads(threads_of_rank(settings))
@@ -124,7 +107,10 @@ def _load_runners(
     sizes = cache_sizes(settings, models, device, head, ranks)
     runners = Runners()
     for tier, model in models.items():
-        runners[tier] = make_runner[tier](
+        make_runner: Callable[..., ModelRunner] = ModelRunner
+        if ranks is not None and tier == "large":
+            make_runner = partial(ParallelRunner, ranks=ranks)
+        runners[tier] = make_runner(
             model=model,
             num_blocks=sizes.num_blocks[tier],
             num_window_blocks=sizes.num_window_blocks.get(tier),
@@ -140,6 +126,32 @@ def _load_runners(
         runners.head = make_head(settings, head, runners["large"])
     capture_graphs(settings, runners, on_progress)
     return runners
+
+
+def _load_models(
+    settings: Settings,
+    device: "torch.device",
+    ranks: "Ranks | None",
+    on_progress: LoadingCallback,
+) -> "dict[Tier, CausalModel]":
+    """Load the models; of the large one, rank 0's part."""
+    from outrider.engine.model.load import load_model
+    from outrider.engine.model.shard import WHOLE
+
+    models: dict[Tier, CausalModel] = {}
+    for tier in named_models(settings):
+        source = _source(settings, tier)
+        models[tier] = load_model(
+            source.path,
+            dtype=source.dtype,
+            device=device,
+            deterministic=source.deterministic,
+            max_context=source.max_context,
+            rounding=source.rounding,
+            on_progress=partial(report, on_progress, f"loading the {tier} model"),
+            shard=ranks.shard if ranks is not None and tier == "large" else WHOLE,
+        )
+    return models
 
 
 def _source(settings: Settings, tier: Tier) -> "ModelSource":

@@ -65,54 +65,67 @@ def cache_sizes(
     options = settings.engine
     longest = max(model.config.max_position_embeddings for model in models.values())
     context = min(longest, options.max_context or longest)
-    blocks_per_answer = math.ceil(context / options.block_size)
+    per_answer = math.ceil(context / options.block_size)
     demands = _window_demands(settings, models)
     recurrent, state_bytes = _recurrent_sizes(settings, models, device, ranks)
     if options.num_blocks is not None:
         equal = dict.fromkeys(models, options.num_blocks)
         return replace(_sizes(equal, demands), recurrent=recurrent)
-    # More than every answer at full length is never in use.
-    useful = blocks_per_answer * options.max_sequences
     memory = _budget(settings, models, device, head, ranks)
-    budget_bytes = memory.num_bytes - state_bytes
-    if state_bytes and budget_bytes <= 0:
+    left = replace(memory, num_bytes=memory.num_bytes - state_bytes)
+    if state_bytes and left.num_bytes <= 0:
         raise EngineError(
             f"the states of recurrent layers take {state_bytes / _GIB:.2f} GiB for "
             f"engine.max_sequences={options.max_sequences}, which leaves nothing for keys and "
             "values. Lower engine.max_sequences or raise engine.kv_cache_gib."
         )
+    num_blocks = _share(settings, models, demands, head, left, per_answer)
+    fewest = min(num_blocks.values())
+    if options.max_context is not None and fewest < per_answer:
+        raise EngineError(
+            f"engine.max_context={context} needs {per_answer} KV blocks, but the memory for "
+            f"them holds {fewest} ({left.num_bytes / _GIB:.2f} GiB). Lower max_context or raise "
+            "engine.kv_cache_gib."
+        )
+    if fewest < 2:
+        least_bytes = 2 * sum(_bytes_per_block(settings, model) for model in models.values())
+        raise EngineError(
+            f"{left.num_bytes / _GIB:.3f} GiB for the KV cache is less than two blocks "
+            f"({least_bytes / _GIB:.3f} GiB). Free memory or raise engine.kv_cache_gib."
+        )
+    return replace(_sizes(num_blocks, demands), recurrent=recurrent)
+
+
+def _share(
+    settings: Settings,
+    models: "Mapping[Tier, CausalModel]",
+    demands: Mapping[Tier, int],
+    head: "HeadModel | None",
+    memory: "_Budget",
+    per_answer: int,
+) -> dict[Tier, int]:
+    """Return each tier's blocks. `per_answer`: blocks of one answer at full length."""
+    options = settings.engine
     blocks = {
         tier: replace(
             _block_bytes(settings, model, demands.get(tier, 0)),
             share=options.small_kv_ratio if tier == "small" and len(models) > 1 else 1.0,
-            least=blocks_per_answer,
-            most=useful,
+            least=per_answer,
+            # More than every answer at full length is never in use.
+            most=per_answer * options.max_sequences,
         )
         for tier, model in models.items()
     }
     if head is not None:
         own = blocks["large"]
         blocks["large"] = replace(own, full=own.full + _head_bytes(settings, head))
-    shares = share_blocks(budget_bytes, list(blocks.values()))
+    shares = share_blocks(memory.num_bytes, list(blocks.values()))
     num_blocks = dict(zip(blocks, shares, strict=True))
     if memory.other_ranks:
         alone = _block_bytes(settings, models["large"], demands.get("large", 0))
         (most,) = share_blocks(min(memory.other_ranks), [alone])
         num_blocks["large"] = min(num_blocks["large"], most)
-    fewest = min(num_blocks.values())
-    if options.max_context is not None and fewest < blocks_per_answer:
-        raise EngineError(
-            f"engine.max_context={context} needs {blocks_per_answer} KV blocks, but the memory for "
-            f"them holds {fewest} ({budget_bytes / _GIB:.2f} GiB). Lower max_context or raise "
-            "engine.kv_cache_gib."
-        )
-    if fewest < 2:
-        least_bytes = 2 * sum(_bytes_per_block(settings, model) for model in models.values())
-        raise EngineError(
-            f"{budget_bytes / _GIB:.3f} GiB for the KV cache is less than two blocks "
-            f"({least_bytes / _GIB:.3f} GiB). Free memory or raise engine.kv_cache_gib."
-        )
-    return replace(_sizes(num_blocks, demands), recurrent=recurrent)
+    return num_blocks
 
 
 def _recurrent_sizes(

@@ -8,7 +8,7 @@ from outrider.engine.errors import EngineError
 from outrider.engine.model.checkpoint_files import hub_commit
 from outrider.engine.model.fingerprint import checkpoint_fingerprint
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
-from outrider.gateway.settings.routing import PriceSettings, TierPriceSettings
+from outrider.gateway.settings.routing import PriceSettings, RoutingSettings, TierPriceSettings
 from outrider.gateway.settings.tree import Settings
 from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
@@ -43,19 +43,7 @@ def build_routing(
     )
     prices = _prices(options.prices)
     typical = TypicalRequest()
-    wanted = RoutingOptions(
-        strong_share=options.strong_share,
-        quality=options.quality,
-        max_cost_usd=options.max_cost_usd,
-        threshold=options.threshold,
-        band_low=options.band_low,
-        band_high=options.band_high,
-        autopilot=options.autopilot,
-        explore_share=options.explore_share,
-        abstains=options.abstain,
-        watch=watch,
-        prices=prices,
-    )
+    wanted = _wanted(options, watch, prices)
     path = settings.models.resolved_router()
     has_choice = has_small_server or (has_upstream_strong and "small" in models)
     tiers: tuple[Tier, ...] = TIERS if has_choice else tuple(models) or ("large",)
@@ -75,6 +63,24 @@ def build_routing(
         summary=loaded.summary,
     )
     return loaded.policy, parts
+
+
+def _wanted(
+    options: RoutingSettings, watch: WatchOptions, prices: Mapping[Tier, TokenPrices] | None
+) -> RoutingOptions:
+    return RoutingOptions(
+        strong_share=options.strong_share,
+        quality=options.quality,
+        max_cost_usd=options.max_cost_usd,
+        threshold=options.threshold,
+        band_low=options.band_low,
+        band_high=options.band_high,
+        autopilot=options.autopilot,
+        explore_share=options.explore_share,
+        abstains=options.abstain,
+        watch=watch,
+        prices=prices,
+    )
 
 
 def _prices(settings: PriceSettings) -> dict[Tier, TokenPrices] | None:

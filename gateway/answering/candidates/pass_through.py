@@ -42,7 +42,7 @@ from outrider.gateway.contract.schema.parsing import refuse_doubled_names, valid
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.metering.reserved_usage import UsageEstimate
 from outrider.gateway.upstream.call import UpstreamCall
-from outrider.gateway.upstream.passing import PassedRequest
+from outrider.gateway.upstream.passing import PassedRequest, PassedWork
 from outrider.gateway.upstream.redaction import redact
 from outrider.gateway.upstream.tier import UpstreamTier
 
@@ -218,16 +218,7 @@ class PassThrough:
         work = work_of(route.path, route.endpoint, fields.size, tier)
         if meter is not None and meter.principal.is_limited:
             check_budget(meter.principal, tier, fields.size, work, meter.tenancy.prices)
-            await meter.admit(
-                UsageEstimate(
-                    tiers=(tier.name,),
-                    num_prompt_tokens=work.num_prompt_tokens,
-                    num_choices=1,
-                    max_tokens=work.num_completion_tokens,
-                    is_bounded=True,
-                    units=work.units,
-                )
-            )
+            await meter.admit(_estimate(tier, work))
         kind = _content_type(route, fields.response_format)
         content_type, body = form.with_model(model)
         passed = PassedRequest(
@@ -259,6 +250,17 @@ class PassThrough:
         return PassedAnswer(
             body=whole.body, content_type=kind, tier=tier.name, model=fields.names[0]
         )
+
+
+def _estimate(tier: UpstreamTier, work: PassedWork) -> UsageEstimate:
+    return UsageEstimate(
+        tiers=(tier.name,),
+        num_prompt_tokens=work.num_prompt_tokens,
+        num_choices=1,
+        max_tokens=work.num_completion_tokens,
+        is_bounded=True,
+        units=work.units,
+    )
 
 
 def _content_type(route: PassedRoute, response_format: str) -> str:

@@ -58,7 +58,7 @@ _LONGEST_ANSWER: Final = 131_072
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamCalls:
-    """Makes upstream calls and their responders. `local_tiers` are those with a tokenizer."""
+    """Makes upstream calls and their responders."""
 
     upstreams: UpstreamParts
     names: LiveModelCatalog
@@ -66,6 +66,7 @@ class UpstreamCalls:
     routing: RoutingParts
     metrics: GatewayMetrics
     local_tiers: Collection[str]
+    """Those with a tokenizer."""
     clock: Callable[[], float]
 
     async def responder(
@@ -88,23 +89,11 @@ class UpstreamCalls:
                 raise UnavailableError(f"The {tier.name} tier cannot go on behind others' text.")
             rest = parsed.rest_after(origin.continues)
             parsed = msgspec.structs.replace(parsed, outward=rest)
-        model = query.model or await self.names.usual_model(tier.name)
-        if model is None:
-            raise UnavailableError(
-                f"The {tier.name} tier has not told which models it has (it may be down), and "
-                f"none is set; its operator sets tiers.{tier.name}.model."
-            )
+        model = query.model or await self._usual_model(tier)
         meter = parsed.context.meter
-        document, allowance = parsed.document, None
-        affordable = self.checks.affordable(parsed, query)
-        if affordable is not None:
-            document = {**document, "max_completion_tokens": affordable}
-        if meter is not None:
-            allowance = await self._admitted(meter, parsed, query)
-            if allowance is not None and not parsed.is_streamed and parsed.token_limit is None:
-                document = await _bounded(parsed, allowance, affordable)
-            if origin.continues is not None:
-                meter.continued()
+        document, allowance = await self._paid(parsed, query)
+        if meter is not None and origin.continues is not None:
+            meter.continued()
         call = UpstreamCall(
             endpoint=parsed.endpoint,
             document=tier.fields.outgoing(document, cache_salt=parsed.context.principal.cache_salt),
@@ -133,6 +122,32 @@ class UpstreamCalls:
         )
         responder.arm = parsed.context.arm
         return responder
+
+    async def _usual_model(self, tier: UpstreamTier) -> str:
+        model = await self.names.usual_model(tier.name)
+        if model is None:
+            raise UnavailableError(
+                f"The {tier.name} tier has not told which models it has (it may be down), and "
+                f"none is set; its operator sets tiers.{tier.name}.model."
+            )
+        return model
+
+    async def _paid(
+        self, parsed: ParsedRequest, query: UpstreamQuery
+    ) -> tuple[Mapping[str, Any], TokenAllowance | None]:
+        """Return the document, with no more tokens than the tenant may use, and what it may use.
+
+        Raises RateLimitError or BudgetError.
+        """
+        document, allowance, meter = parsed.document, None, parsed.context.meter
+        affordable = self.checks.affordable(parsed, query)
+        if affordable is not None:
+            document = {**document, "max_completion_tokens": affordable}
+        if meter is not None:
+            allowance = await self._admitted(meter, parsed, query)
+            if allowance is not None and not parsed.is_streamed and parsed.token_limit is None:
+                document = await _bounded(parsed, allowance, affordable)
+        return document, allowance
 
     async def _admitted(
         self, meter: RequestMeter, parsed: ParsedRequest, query: UpstreamQuery

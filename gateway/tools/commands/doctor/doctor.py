@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.gateway.http.server.listening import listen
 from outrider.gateway.settings.extras import MissingExtraError
@@ -26,6 +27,9 @@ from outrider.gateway.tools.commands.doctor.tested_versions import check_version
 from outrider.gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 from outrider.gateway.wiring.start import check_extras
 from outrider.verifier.params import Tier
+
+if TYPE_CHECKING:
+    from outrider.engine.model.config import ModelConfig
 
 _GIB = 2**30
 # None from a check that does not matter here.
@@ -188,7 +192,6 @@ def _model(settings: Settings, tier: Tier, path: str) -> Finding:
     """Configuration, weights and tokenizer are there and of a supported kind."""
     from outrider.engine.errors import UnsupportedModelError
     from outrider.engine.model.read_config import read_model_config
-    from outrider.gateway.tools.commands.doctor.stored_weights import stored_format, way_to_run
     from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
     from outrider.gateway.wiring.checkpoints import checkpoint
 
@@ -211,20 +214,8 @@ def _model(settings: Settings, tier: Tier, path: str) -> Finding:
     try:
         config = read_model_config(folder)
         tokenizer = load_chat_tokenizer(settings, tier, str(folder))
-    except SettingsError as error:
-        return Finding(
-            name=name,
-            status="failed",
-            detail=str(error),
-            advice="Correct the template, or leave it out to use the checkpoint's own.",
-        )
-    except (UnsupportedModelError, OSError, ValueError) as error:
-        return Finding(
-            name=name,
-            status="failed",
-            detail=f"{path}: {error}",
-            advice="Use a checkpoint of an architecture and format that docs/models.md lists.",
-        )
+    except (SettingsError, UnsupportedModelError, OSError, ValueError) as error:
+        return _unreadable(name, path, error)
     weights = _weight_bytes(folder)
     if not weights and revision is not None:
         detail = f"{config.architecture} at {folder}, without weights: {fetched}"
@@ -236,15 +227,34 @@ def _model(settings: Settings, tier: Tier, path: str) -> Finding:
             detail=f"{path} holds no *.safetensors, nor a *.gguf",
             advice="Download the checkpoint again, or convert it to safetensors.",
         )
-    way = "" if config.is_native else " (through transformers)"
-    if (stored := stored_format(config)) is not None:
-        way = f" ({stored} weights, {way_to_run(config, settings, tier)})"
     formats = f"{tokenizer.dialect.format.name} tools" + ", reasoning" * tokenizer.may_think
     detail = (
-        f"{config.architecture}{way}, {weights / 2**20:,.1f} MiB, {config.dtype}, {formats}, "
-        f"at {path if revision is None else folder}"
+        f"{config.architecture}{_way_to_run(config, settings, tier)}, {weights / 2**20:,.1f} MiB, "
+        f"{config.dtype}, {formats}, at {path if revision is None else folder}"
     )
     return Finding(name=name, status="ok", detail=detail)
+
+
+def _unreadable(name: str, path: str, error: Exception) -> Finding:
+    if isinstance(error, SettingsError):
+        advice = "Correct the template, or leave it out to use the checkpoint's own."
+        return Finding(name=name, status="failed", detail=str(error), advice=advice)
+    return Finding(
+        name=name,
+        status="failed",
+        detail=f"{path}: {error}",
+        advice="Use a checkpoint of an architecture and format that docs/models.md lists.",
+    )
+
+
+def _way_to_run(config: "ModelConfig", settings: Settings, tier: Tier) -> str:
+    """Say how a model's weights run, where that is not the usual way."""
+    from outrider.gateway.tools.commands.doctor.stored_weights import stored_format, way_to_run
+
+    stored = stored_format(config)
+    if stored is not None:
+        return f" ({stored} weights, {way_to_run(config, settings, tier)})"
+    return "" if config.is_native else " (through transformers)"
 
 
 def _tokenizers(settings: Settings) -> Finding:

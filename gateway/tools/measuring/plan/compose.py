@@ -1,6 +1,6 @@
 """Composition of a plan: the device, the variants of serving, and their evidence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -33,11 +33,12 @@ _ASSUMED_HOST_S: Final = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """The serving system and where its figures come from. `shapes` in the order of the tiers."""
+    """The serving system and where its figures come from."""
 
     device: str
     is_measured: bool
     shapes: Sequence[ModelSizes]
+    """In the order of the tiers."""
     tiers: Mapping[Tier, TierModel]
     speculation: Speculation | None
     max_context: int
@@ -110,29 +111,14 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
         small_kv_ratio=options.small_kv_ratio,
     )
     num_kv = dict(zip(tiers, shares, strict=True))
-    notes += [
-        f"A roofline with {device.bandwidth_share:.0%} of the bandwidth, {device.flops_share:.0%} "
-        f"of the operations, {1e3 * device.launch_s:g} ms of launches a pass and "
-        f"{1e3 * _ASSUMED_HOST_S:g} ms of host work a step: assumed, not measured.",
-        f"{_RESERVE_SHARE:.0%} of the memory is left free.",
-    ]
     speculation = None
     if len(shapes) > 1:
         speculation = Speculation(
             acceptance=_ASSUMED_ACCEPTANCE if acceptance is None else acceptance
         )
-        if acceptance is None:
-            notes.append(
-                f"The acceptance rate is assumed to be {_ASSUMED_ACCEPTANCE:g}; measure it "
-                "(`outrider bench` shows it) and set --acceptance."
-            )
     shared_layers = {"large": configs["large"].num_layers} if count > 1 else {}
-    if count > 1:
-        notes.append(
-            f"The large model on {count} devices: {1e6 * SUM_S:g} µs for each of two sums over "
-            f"them a layer, and {1e6 * UNRECORDED_S:g} µs for its launches: assumed, never "
-            "measured. The price is that of all devices."
-        )
+    assumes_acceptance = speculation is not None and acceptance is None
+    notes += _assumptions(device, count, assumes_acceptance=assumes_acceptance)
     return Ground(
         device=name if count == 1 else f"{count} x {name}",
         is_measured=False,
@@ -150,6 +136,27 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
         memory=_memory(device, parts, on_device, num_kv, settings),
         notes=tuple(notes),
     )
+
+
+def _assumptions(device: DeviceSpec, count: int, *, assumes_acceptance: bool) -> Iterator[str]:
+    """Say what a plan for so many devices takes from no measurement."""
+    yield (
+        f"A roofline with {device.bandwidth_share:.0%} of the bandwidth, {device.flops_share:.0%} "
+        f"of the operations, {1e3 * device.launch_s:g} ms of launches a pass and "
+        f"{1e3 * _ASSUMED_HOST_S:g} ms of host work a step: assumed, not measured."
+    )
+    yield f"{_RESERVE_SHARE:.0%} of the memory is left free."
+    if assumes_acceptance:
+        yield (
+            f"The acceptance rate is assumed to be {_ASSUMED_ACCEPTANCE:g}; measure it "
+            "(`outrider bench` shows it) and set --acceptance."
+        )
+    if count > 1:
+        yield (
+            f"The large model on {count} devices: {1e6 * SUM_S:g} µs for each of two sums over "
+            f"them a layer, and {1e6 * UNRECORDED_S:g} µs for its launches: assumed, never "
+            "measured. The price is that of all devices."
+        )
 
 
 def _sizes(configs: Mapping[Tier, ModelConfig], settings: Settings) -> dict[Tier, ModelSizes]:

@@ -20,24 +20,24 @@ _SCALE_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """A model's sizes. `kv_bytes_per_token` is of all layers, keys and values; `windowed_kv_bytes`
-    is the part of the layers that keep only `window` tokens.
-
-    `line_bytes`, `state_bytes`: of recurrent layers, for each answer and each of its states.
-    `attention_flops_per_key`: of one row, for each token that it sees, in all layers.
-    `num_idle_parameters`: of the experts that a token does not choose.
-    """
+    """A model's sizes."""
 
     name: str
     num_parameters: int
     num_idle_parameters: int = 0
+    """Of the experts that a token does not choose."""
     weight_bytes: int
     kv_bytes_per_token: int
+    """Of all layers, keys and values."""
     windowed_kv_bytes: int = 0
+    """The part of the layers that keep only `window` tokens."""
     window: int | None = None
     line_bytes: int = 0
+    """Of recurrent layers, for each answer."""
     state_bytes: int = 0
+    """Of recurrent layers, for each state of an answer."""
     attention_flops_per_key: int
+    """Of one row, for each token that it sees, in all layers."""
     max_context: int
 
     @property
@@ -57,9 +57,8 @@ class ModelSizes:
     ) -> "ModelSizes":
         """From a checkpoint's config.json. fp8 KV has a scale of 4 bytes a head of each slot.
 
-        scheme: how weights are rounded. The table that tokens are looked up in stays, and a head
-        that shares it gets a rounded copy, of 8 bits in every scheme. Narrow models stay. decodes:
-        whether quantised weights become plain ones, though products could hold them as stored.
+        `scheme`: how weights are rounded. `decodes`: whether quantised weights become plain ones,
+        though products could hold them as stored.
         """
         bits = None if decodes or scheme is not None else stored_bits(config)
         if dtype == "auto":
@@ -67,48 +66,18 @@ class ModelSizes:
         if dtype != _COMPUTED:
             bits = None
         dtype = dtype if scheme is None else _COMPUTED
+        num_parameters, num_idle = _parameters(config)
+        full_kv_bytes, windowed_kv_bytes = _kv_bytes(config, dtype, kv_dtype)
         width = config.num_query_heads * config.head_dim
-        kv_width = config.num_kv_heads * config.head_dim
-        hidden, inner = config.hidden_size, config.intermediate_size
-        layer = hidden * (2 * width + 2 * kv_width) + 2 * hidden
-        embedding = config.vocab_size * hidden
-        num_sparse = sum(layer.is_sparse for layer in config.layers)
         num_attending = config.num_layers - config.num_recurrent_layers
-        num_parameters = num_attending * layer + embedding + hidden + _recurrent_parameters(config)
-        num_parameters += (config.num_layers - num_sparse) * 3 * hidden * inner
-        num_idle = 0
-        if config.experts is not None:
-            expert = 3 * hidden * config.experts.inner_size
-            shared = 3 * hidden * config.experts.shared_size
-            num_experts, num_chosen = config.experts.num_experts, config.experts.routing.num_chosen
-            num_parameters += num_sparse * (num_experts * (expert + hidden) + shared)
-            num_idle = num_sparse * (num_experts - num_chosen) * expert
-        if not config.tie_word_embeddings:
-            num_parameters += embedding
-        num_parameters = config.num_parameters or num_parameters
-        weight_bytes = num_parameters * _BYTES[dtype]
-        if scheme is not None and hidden >= MIN_ROUNDED_SIDE:
-            tables = embedding * (1 if config.tie_word_embeddings else 2)
-            weight_bytes = embedding * (_BYTES[dtype] + 1)
-            weight_bytes += int((num_parameters - tables) * _ROUNDED_BITS[scheme] / 8)
-        if bits is not None:
-            tables = embedding * (1 if config.tie_word_embeddings else 2)
-            weight_bytes = tables * _BYTES[dtype] + int((num_parameters - tables) * bits / 8)
-        kv_bytes = {True: 0, False: 0}  # of the layers with a window, and of those without
-        for each in (layer for layer in config.layers if not layer.is_recurrent):
-            heads = config.heads(windowed=each.window is not None)
-            head_bytes = heads.head_dim * _BYTES[dtype]
-            if kv_dtype == FP8:
-                head_bytes = heads.head_dim + _SCALE_BYTES
-            kv_bytes[each.window is not None] += 2 * heads.num_kv_heads * head_bytes
         line_bytes, state_bytes = config.recurrent_bytes(input_bytes=_BYTES[dtype])
         return cls(
             name=model_name(config.model_id),
             num_parameters=num_parameters,
             num_idle_parameters=num_idle,
-            weight_bytes=weight_bytes,
-            kv_bytes_per_token=sum(kv_bytes.values()),
-            windowed_kv_bytes=kv_bytes[True],
+            weight_bytes=_weight_bytes(config, num_parameters, dtype, scheme, bits),
+            kv_bytes_per_token=full_kv_bytes + windowed_kv_bytes,
+            windowed_kv_bytes=windowed_kv_bytes,
             window=config.sliding_window,
             line_bytes=line_bytes,
             state_bytes=state_bytes,
@@ -144,6 +113,68 @@ def largest_pass_bytes(
         inner = max(inner, config.experts.inner_size * config.experts.routing.num_chosen)
     num_logits = min(max_rows, 16 * max_sequences) * config.vocab_size * config.num_ranks
     return max_rows * (width + 3 * inner) * size + has_logits * num_logits * 4 * 4
+
+
+def _parameters(config: ModelConfig) -> tuple[int, int]:
+    """Return a model's parameters, and those of them that a token's pass leaves idle."""
+    width = config.num_query_heads * config.head_dim
+    kv_width = config.num_kv_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    layer = hidden * (2 * width + 2 * kv_width) + 2 * hidden
+    embedding = config.vocab_size * hidden
+    num_sparse = sum(layer.is_sparse for layer in config.layers)
+    num_attending = config.num_layers - config.num_recurrent_layers
+    num_parameters = num_attending * layer + embedding + hidden + _recurrent_parameters(config)
+    num_parameters += (config.num_layers - num_sparse) * 3 * hidden * inner
+    num_idle = 0
+    if config.experts is not None:
+        expert = 3 * hidden * config.experts.inner_size
+        shared = 3 * hidden * config.experts.shared_size
+        num_experts, num_chosen = config.experts.num_experts, config.experts.routing.num_chosen
+        num_parameters += num_sparse * (num_experts * (expert + hidden) + shared)
+        num_idle = num_sparse * (num_experts - num_chosen) * expert
+    if not config.tie_word_embeddings:
+        num_parameters += embedding
+    return config.num_parameters or num_parameters, num_idle
+
+
+def _weight_bytes(
+    config: ModelConfig,
+    num_parameters: int,
+    dtype: str,
+    scheme: SchemeName | None,
+    bits: float | None,
+) -> int:
+    """Return the bytes of all weights; `bits`: of a weight that stays as it is stored.
+
+    Where `scheme` rounds weights, the table that tokens are looked up in stays, and a head that
+    shares it gets a rounded copy, of 8 bits in every scheme. Narrow models stay.
+    """
+    embedding = config.vocab_size * config.hidden_size
+    tables = embedding * (1 if config.tie_word_embeddings else 2)
+    if bits is not None:
+        return tables * _BYTES[dtype] + int((num_parameters - tables) * bits / 8)
+    if scheme is not None and config.hidden_size >= MIN_ROUNDED_SIDE:
+        rounded = int((num_parameters - tables) * _ROUNDED_BITS[scheme] / 8)
+        return embedding * (_BYTES[dtype] + 1) + rounded
+    return num_parameters * _BYTES[dtype]
+
+
+def _kv_bytes(config: ModelConfig, dtype: str, kv_dtype: str) -> tuple[int, int]:
+    """Return a token's keys and values in the layers without a window, and in those with one."""
+    full = windowed = 0
+    for layer in config.layers:
+        if layer.is_recurrent:
+            continue
+        heads = config.heads(windowed=layer.window is not None)
+        head_bytes = heads.head_dim * _BYTES[dtype]
+        if kv_dtype == FP8:
+            head_bytes = heads.head_dim + _SCALE_BYTES
+        if layer.window is None:
+            full += 2 * heads.num_kv_heads * head_bytes
+        else:
+            windowed += 2 * heads.num_kv_heads * head_bytes
+    return full, windowed
 
 
 def _recurrent_parameters(config: ModelConfig) -> int:
