@@ -15,11 +15,7 @@ from outrider.verifier.params import Tier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Destination of a request, and the reason.
-
-    `band` and `threshold`: what `quality` was compared with. If `band` is None, the request went to
-    the small tier when `quality >= threshold`. Its watch uses the same `threshold`.
-    """
+    """Destination of a request, and the reason."""
 
     tier: Tier
     reason: str
@@ -27,6 +23,8 @@ class Route:
     quality: float | None = None
     """Predicted quality of the small model's answer, in [0, 1]; None if not predicted."""
     threshold: float | None = None
+    """What `quality` was compared with. Without a `band` the request went to the small tier when
+    `quality` was not below it; a watch uses the same."""
     band: ScoreBand | None = None
     """Text qualities between which the small model begins under watch."""
     stage: Stage | None = None
@@ -38,16 +36,16 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteConstraints:
-    """A request's requirements on its route.
-
-    `threshold`, `hold_back_tokens` and `hold_back_s` replace the server's own.
-    """
+    """A request's requirements on its route."""
 
     min_quality: float | None = None
     """The accuracy to keep, as a share of always-large's, in [0, 1]."""
     threshold: float | None = None
+    """Replaces the server's own."""
     hold_back_tokens: int | None = None
+    """Replaces the server's own."""
     hold_back_s: float | None = None
+    """Replaces the server's own."""
     is_whole: bool = False
     """The answer is not streamed, so the whole answer may be judged."""
     may_watch: bool = True

@@ -26,27 +26,29 @@ _PAUSE_S: Final = 10.0
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """A question that was asked. `began_s`, `took_s`: seconds, the former since the run began.
-
-    `answer`: text, or calls of tools as JSON, of a whole answer; `finish` is the reason of its end.
-    `total_tokens`: its usage. `user`: of an experiment. `arms`: the header x-outrider-arm.
-    """
+    """A question that was asked."""
 
     question: int
     kind: Kind
     request_id: str
     began_s: float
+    """Since the run began."""
     user: str = ""
+    """Of an experiment."""
     is_alone: bool = False
     took_s: float = 0.0
     outcome: Outcome = "broken"
     status: int = 0
     answer: str = ""
+    """Text, or calls of tools as JSON, of a whole answer."""
     finish: str = ""
+    """The reason of its end."""
     is_escalated: bool = False
     arms: str = ""
+    """The header x-outrider-arm."""
     tier: str | None = None
     total_tokens: int | None = None
+    """Its usage."""
     note: str = ""
 
 

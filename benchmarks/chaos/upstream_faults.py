@@ -60,18 +60,18 @@ FAULTS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One answer: what became of it, its text, and when its first text came.
-
-    `first_text_s` is from sending; None where no text came. `total_s` is to its end. `status` is
-    HTTP's, `code` the error's.
-    """
+    """One answer: what became of it, its text, and when its first text came."""
 
     verdict: Verdict
     text: str
     first_text_s: float | None
+    """From sending; None where no text came."""
     total_s: float
+    """From sending to its end."""
     status: int
+    """HTTP's."""
     code: str = ""
+    """The error's."""
 
 
 @dataclass(slots=True)

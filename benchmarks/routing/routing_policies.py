@@ -31,15 +31,14 @@ SMALL, LARGE, ESCALATED = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """Results of a policy for each prompt, all [num_prompts].
-
-    `scores`: of the answers given, in [0, 1]. `costs`: any unit. `ways`: SMALL, LARGE or ESCALATED
-    (the small model began).
-    """
+    """Results of a policy for each prompt, all [num_prompts]."""
 
     scores: FloatRows
+    """Of the answers given, in [0, 1]."""
     costs: FloatRows
+    """In any unit."""
     ways: Places
+    """SMALL, LARGE or ESCALATED (the small model began)."""
 
     @property
     def strong_share(self) -> float:

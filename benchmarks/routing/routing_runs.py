@@ -47,16 +47,15 @@ _run_numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """Results of the batches. `speculative`: by alpha, scores and output tokens, [num_kept].
-
-    `kept`: the questions that fit, in the order of `path`'s rows; num_kept of them.
-    """
+    """Results of the batches."""
 
     path: Path
     kept: Sequence[CollectQuestion]
+    """The questions that fit, in the order of `path`'s rows."""
     tiers: Mapping[Tier, TierInfo]
     pair: str | None
     speculative: Mapping[float, tuple[FloatRows, FloatRows]]
+    """By alpha, scores and output tokens, one for each question of `kept`."""
 
 
 def settings_for(arguments: argparse.Namespace, large: Path, small: Path) -> Settings:

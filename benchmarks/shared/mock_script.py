@@ -46,32 +46,32 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockScript:
-    """A mock's answer to one request.
-
-    `pieces`: the answer's tokens; empty: `num_pieces` words that depend on the prompt, and with
-    `is_sampled` on the seed too (without a seed they are others each time). `reported_usage`:
-    prompt and completion tokens that it claims instead of the true ones (words of the prompt,
-    pieces). `is_stamped`: each piece is 40 digits, the moments when the request was received and
-    when the piece was sent, in nanoseconds of time.perf_counter; not for answers to be compared.
-    Log-probabilities come where the request asks for them: `logprobs` "true" ones, those of "other"
-    tokens, of "odd" values, or "none"; `logprob` is that of every token.
-    """
+    """A mock's answer to one request."""
 
     pieces: tuple[str, ...] = ()
+    """The answer's tokens; empty: `num_pieces` words that depend on the prompt."""
     num_pieces: int = 16
     is_sampled: bool = False
+    """The words depend on the seed too; without one they are others each time."""
     reasoning: tuple[str, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: str = "stop"
     model: str = "mock-model"
     usage: UsageReport = "as_asked"
     reported_usage: tuple[int, int] | None = None
+    """Prompt and completion tokens that it claims instead of the true ones: words of the prompt,
+    pieces."""
     is_stamped: bool = False
+    """Each piece is 40 digits, the moments when the request was received and when the piece was
+    sent, in nanoseconds of time.perf_counter; not for answers to be compared."""
     first_token_delay_s: float = 0.0
     gap_s: float = 0.0
     toxic: Toxic | None = None
     logprobs: Literal["true", "other", "odd", "none"] = "true"
+    """Where the request asks for them: the true ones, those of other tokens, odd values, or
+    none."""
     logprob: float = -0.25
+    """Of every token."""
 
 
 def answer_pieces(

@@ -32,20 +32,19 @@ from outrider.verifier.params import SamplingParams, Tier
 
 @dataclass(kw_only=True)
 class Pair:
-    """Both models in our engine, and how serving would draft with them.
-
-    `head`: drafts in the small model's place, which is not loaded then. `stop`: the ids that end an
-    answer. `budget`: from step times measured when it was loaded.
-    """
+    """Both models in our engine, and how serving would draft with them."""
 
     large_folder: Path
     small_folder: Path
     tokenizer: Any
     stop: tuple[int, ...]
+    """The ids that end an answer."""
     runners: dict[Tier, ModelRunner]
     budget: TreeBudget
+    """From step times measured when it was loaded."""
     config: DraftConfig
     head: Head | None = None
+    """Drafts in the small model's place, which is not loaded then."""
     _forward_cpu: ForwardCpu | None = field(default=None)
 
     def bench(self, config: DraftConfig | None = None, *, with_budget: bool = True) -> Bench:

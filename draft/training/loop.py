@@ -35,15 +35,14 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """Length and settings of a training run.
-
-    `minutes`, `tokens` or `steps` is the budget, whichever ends first. The schedule follows the
-    fraction of the budget that is used.
+    """Length and settings of a training run. The schedule follows the fraction of the budget that
+    is used.
     """
 
     minutes: float | None = None
     """Training time; time before it was resumed counts."""
     tokens: int | None = None
+    """With `minutes` and `steps` the budget: whichever ends first."""
     steps: int | None = None
     peak_lr: float
     batch_tokens: int = 6144

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
-from outrider.gateway.contract.schema.common import RequestModel
+from outrider.gateway.contract.schema.common import RequestModel, without_defaults
 from outrider.gateway.contract.schema.structs import CompleteModel
 from outrider.gateway.experiments.records import ExperimentEvent, ExperimentRecord, VersionRecord
 from outrider.gateway.experiments.rows import spec_document
@@ -31,12 +31,6 @@ class ExperimentCreate(ExperimentSpec):
         return ExperimentSpec.model_construct(**{name: getattr(self, name) for name in fields})
 
 
-def _without_defaults(schema: dict[str, Any]) -> None:
-    """Remove defaults: absent fields stay as they are, so none applies."""
-    for described in schema["properties"].values():
-        described.pop("default", None)
-
-
 class _Update(RequestModel):
     """Changes of an experiment: the given fields change, each one as a whole.
 
@@ -45,7 +39,7 @@ class _Update(RequestModel):
     """
 
     model_config = ConfigDict(
-        use_attribute_docstrings=True, json_schema_extra=_without_defaults, title="ExperimentUpdate"
+        use_attribute_docstrings=True, json_schema_extra=without_defaults, title="ExperimentUpdate"
     )
 
     share: Share = 1.0

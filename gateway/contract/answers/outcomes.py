@@ -21,44 +21,50 @@ class ArmRef:
 
 
 class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One API request that is over and booked. Times are seconds.
-
-    `request_id` is ours, `client_request_id` the header's, `answer_id` the id in the answer's body.
-    `tier` is the one that answered, empty for none; `status` the one sent, None where the client
-    had left. `ended_at` counts since 1970. ttft_s, inter_token_s (the mean between the first token
-    and the last) and duration_s count from the request's arrival; None where there was no such
-    token; an answer that is not streamed has its engine's times. The objectives are those it was
-    served under, None for none. `cost_nanos` of all attempts. `arms`: none where it was forced.
-    """
+    """One API request that is over and booked. Times are in seconds."""
 
     request_id: str
+    """Ours."""
     client_request_id: str
+    """The header's."""
     answer_id: str = ""
+    """In the answer's body."""
     key_id: str = ""
     team_id: str = ""
     endpoint: str = ""
     model: str = ""
     tier: str = ""
+    """The one that answered; empty for none."""
     ending: RequestEnding = "answered"
     status: int | None = None
+    """The one that was sent; None where the client had left."""
     error_code: str | None = None
     ended_at: float = 0.0
+    """Since 1970."""
     is_streamed: bool = False
     is_escalated: bool = False
     is_degraded: bool = False
     ttft_s: float | None = None
+    """From the request's arrival; None without a token. Where the answer is not streamed, its
+    engine's."""
     inter_token_s: float | None = None
+    """The mean between the first token and the last."""
     duration_s: float = 0.0
+    """From the request's arrival."""
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     cost_nanos: int = 0
+    """Of all attempts."""
     charge_nanos: int = 0
     slo_class: str = ""
     slo_ttft_s: float | None = None
+    """The objective that it was served under; None for none."""
     slo_inter_token_s: float | None = None
+    """As `slo_ttft_s`."""
     arms: tuple[ArmRef, ...] = ()
+    """None where the arm was forced."""
 
     @property
     def is_attained(self) -> bool:

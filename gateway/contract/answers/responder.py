@@ -15,13 +15,12 @@ capability: they cannot do it. failure: the tier that should have answered could
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialAnswer:
-    """A streamed answer that broke off: the part that the client has.
-
-    `text` is its content, of `num_tokens` tokens as far as that is known; `answer_id` its id.
-    """
+    """A streamed answer that broke off: the part that the client has."""
 
     text: str
+    """Its content."""
     num_tokens: int
+    """As far as that is known."""
     answer_id: str
 
 
@@ -122,19 +121,19 @@ class TryNextPlace(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftAnswer:
-    """A small model's answer that its watch does not trust. `num_tokens` of it were held back.
-
-    `quality`: how safe the router had judged it to be. `tier`: the small model's. `on_agreement`:
-    as in the watch's WatchPlan.
-    """
+    """A small model's answer that its watch does not trust."""
 
     text: str
     num_tokens: int
+    """The tokens that were held back."""
     confidence: float
     reason: str
     quality: float | None = None
+    """How safe the router had judged it to be."""
     tier: str = "small"
+    """The small model's."""
     on_agreement: Callable[[float, float], None] | None = None
+    """As in the watch's WatchPlan."""
 
     def agrees(self, share: float) -> None:
         """Tell its watch the share of it that another tier wrote too."""

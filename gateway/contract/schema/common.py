@@ -48,6 +48,12 @@ class RequestModel(BaseModel):
     )
 
 
+def without_defaults(schema: dict[str, Any]) -> None:
+    """Remove defaults from the schema of an update: absent fields stay as they are."""
+    for described in schema["properties"].values():
+        described.pop("default", None)
+
+
 def _same(value: JsonValue, allowed: JsonValue) -> bool:
     """Equality of JSON values: true is not 1, but 0 is 0.0."""
     return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)

@@ -43,30 +43,30 @@ class CallPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of one event or of a whole answer; "", 0, () and None for absent parts.
-
-    `comment`: the bytes of an event without data, sent as a keep-alive. `is_done`: it was [DONE].
-    `thoughts`: Anthropic's thinking blocks, which are signed; their text is in `reasoning` as
-    well. `logprobs`: OpenAI's entries, one a token; None if there are none. `stop`: the stop string
-    that ended the answer, if the server reports it. `report`: the JSON of the `outrider` object.
-    """
+    """Content of one event or of a whole answer; "", 0, () and None for absent parts."""
 
     comment: bytes = b""
+    """The bytes of an event without data, sent as a keep-alive."""
     is_done: bool = False
+    """It was [DONE]."""
     answer_id: str = ""
     created: int = 0
     model: str = ""
     reasoning: str = ""
     thoughts: Sequence[dict[str, Any]] = ()
+    """Anthropic's thinking blocks, which are signed; their text is in `reasoning` as well."""
     content: str = ""
     refusal: str = ""
     calls: Sequence[CallPiece] = ()
     logprobs: Sequence[dict[str, Any]] | None = None
+    """OpenAI's entries, one a token."""
     finish_reason: str | None = None
     stop: str | None = None
+    """The stop string that ended the answer, if the server reports it."""
     usage: ChatUsage | None = None
     service_tier: str | None = None
     report: msgspec.Raw | None = None
+    """The JSON of the `outrider` object."""
 
 
 class _Function(msgspec.Struct):

@@ -50,13 +50,15 @@ ExperimentReader = Callable[[], Awaitable[Sequence[Mapping[str, Any]]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardSources:
-    """The sources of the figures. `clock` is that of `recent`, `wall_clock` counts since 1970."""
+    """The sources of the figures."""
 
     recent: RecentOutcomes
     classes: Mapping[str, SloClassSettings]
     read_stats: StatsReader
     clock: Callable[[], float]
+    """That of `recent`."""
     wall_clock: Callable[[], float]
+    """Since 1970."""
     loop_lag_s: LagReader
     stages_s: StageReader
     read_experiments: ExperimentReader | None = None

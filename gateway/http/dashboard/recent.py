@@ -36,17 +36,17 @@ Column = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecentRows:
-    """Requests that ended in the last `window_s`, the oldest first, in columns of one length.
-
-    `at_s`: when they ended, on the clock that says `now_s`. NaN: no such latency. `tiers` and
-    `classes` are the names that the columns of the same name point into.
-    """
+    """Requests that ended in the last `window_s`, the oldest first."""
 
     now_s: float
     window_s: float
     tiers: tuple[str, ...]
+    """The names that the column `tiers` points into."""
     classes: tuple[str, ...]
+    """The names that the column `classes` points into."""
     columns: dict[str, Column]
+    """All of one length. `at_s`: when a request ended, on the clock of `now_s`. NaN: no such
+    latency."""
 
     def __getitem__(self, name: str) -> Column:
         """Return one column."""

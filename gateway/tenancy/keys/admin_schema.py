@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from msgspec.structs import asdict
 from pydantic import ConfigDict, Field
 
-from outrider.gateway.contract.schema.common import WHOLE, RequestModel
+from outrider.gateway.contract.schema.common import WHOLE, RequestModel, without_defaults
 from outrider.gateway.contract.schema.kinds import Reveals
 from outrider.gateway.contract.schema.structs import CompleteModel
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
@@ -161,12 +161,6 @@ class KeyCreate(RequestModel):
         )
 
 
-def _without_defaults(schema: dict[str, Any]) -> None:
-    """Remove defaults: absent fields stay as they are, so none applies."""
-    for described in schema["properties"].values():
-        described.pop("default", None)
-
-
 class KeyUpdate(RequestModel):
     """Changes of a key: the given fields change, the others stay.
 
@@ -174,7 +168,7 @@ class KeyUpdate(RequestModel):
     null in place of the whole object deletes all.
     """
 
-    model_config = ConfigDict(json_schema_extra=_without_defaults)
+    model_config = ConfigDict(json_schema_extra=without_defaults)
 
     name: AdminName = ""
     team: Words | None = None
@@ -217,7 +211,7 @@ class TeamUpdate(RequestModel):
     null in place of the whole object deletes all.
     """
 
-    model_config = ConfigDict(json_schema_extra=_without_defaults)
+    model_config = ConfigDict(json_schema_extra=without_defaults)
 
     name: AdminName = ""
     limits: LimitsPatch | None = None

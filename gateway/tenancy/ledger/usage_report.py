@@ -64,18 +64,15 @@ class SavingsReport(CompleteModel):
 
 
 class UsageReport(CompleteModel):
-    """Usage between two times, seconds since 1970; `until` is exclusive.
-
-    `has_more`: there are more groups than requested; `totals` are over all of them.
-    """
+    """Usage between two times, seconds since 1970."""
 
     object: Literal["usage"]
     by: Dimension
     since: float | None
-    until: float | None
+    until: Annotated[float | None, says("Exclusive.")]
     data: list[UsageGroup]
-    has_more: bool
-    totals: UsageSums
+    has_more: Annotated[bool, says("There are more groups than requested.")]
+    totals: Annotated[UsageSums, says("Over all groups.")]
     savings: SavingsReport | None
 
 

@@ -69,17 +69,17 @@ class CollectProgress:
 
 @dataclass(slots=True, kw_only=True)
 class TierAnswer:
-    """A tier's answer. `seconds`: from submission to the last token.
-
-    `text` is the client's view: with tool calls, without thinking. `logprobs` and `hidden_state`
-    (of the prompt's last token) are set only if they were requested.
-    """
+    """A tier's answer."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    """Set only if they were requested."""
     hidden_state: tuple[float, ...] | None = None
+    """Of the prompt's last token; set only if it was requested."""
     seconds: float = 0.0
+    """From submission to the last token."""
     text: str = ""
+    """The client's view: with tool calls, without thinking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

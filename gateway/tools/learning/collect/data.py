@@ -35,17 +35,16 @@ class CollectError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectQuestion:
-    """One prompt to be answered by both tiers, and how its answers are checked.
-
-    `digest` tells it from others: of the messages, the tools and the check. `family` and
-    `difficulty` are the data's own words, handed on.
-    """
+    """One prompt to be answered by both tiers, and how its answers are checked."""
 
     digest: str
+    """Tells it from others: of the messages, the tools and the check."""
     request: ChatRequest
     check: AnswerCheck
     family: str | None = None
+    """The data's own word, handed on."""
     difficulty: int | None = None
+    """The data's own figure, handed on."""
 
     @property
     def prompt(self) -> str:
@@ -55,29 +54,29 @@ class CollectQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledRow:
-    """A question as both tiers answered it.
-
-    `messages`: the conversation, where it is more than the prompt. `weak_logprobs`: of the small
-    model's tokens. `hidden_state`: of the prompt's last token in the small model, base64 of
-    little-endian float32. Seconds are from submission to the last token, in a batch of one tier
-    alone. `pair`: the checkpoints' fingerprints, small and large; None where they are unknown.
-    """
+    """A question as both tiers answered it."""
 
     id: str
     prompt: str
     messages: Sequence[Mapping[str, Any]] | None
+    """The conversation, where it is more than the prompt."""
     weak_correct: int
     strong_correct: int
     weak_logprobs: Sequence[float]
+    """Of the small model's tokens."""
     hidden_state: str | None
+    """Of the prompt's last token in the small model: base64 of little-endian float32."""
     prompt_tokens: int
     weak_tokens: int
     strong_tokens: int
     weak_s: float
+    """From submission to the last token, in a batch of one tier alone."""
     strong_s: float
+    """As `weak_s`."""
     weak_answer: str
     strong_answer: str
     pair: str | None
+    """The checkpoints' fingerprints, small and large; None where they are unknown."""
     family: str | None
     difficulty: int | None
 

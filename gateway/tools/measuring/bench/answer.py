@@ -93,17 +93,17 @@ _read: Final = msgspec.json.Decoder(_Chunk).decode
 
 @dataclass(slots=True, kw_only=True)
 class RawAnswer:
-    """Bytes and moments, in seconds of the run's clock. `pieces`: what came, each with its moment.
-
-    `error`: what went wrong on the way; `message` says it in words.
-    """
+    """Bytes and moments, in seconds of the run's clock."""
 
     sent_s: float | None = None
     ended_s: float = 0.0
     status: int | None = None
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    """What came, each piece with its moment."""
     error: ErrorKind | None = None
+    """What went wrong on the way."""
     message: str = ""
+    """The error in words."""
 
     def fail(self, kind: ErrorKind, message: str) -> None:
         """Say what went wrong; the first word counts."""

@@ -28,18 +28,20 @@ class TargetError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSettings:
-    """The benchmarked server. `url`: with or without /v1. `key` is sent and never shown.
-
-    `timeout_s`: for a whole answer. `stall_s`: between two of its pieces. `connect_s`: to connect.
-    """
+    """The benchmarked server."""
 
     url: str
+    """With or without /v1."""
     key: str | None = field(default=None, repr=False)
+    """Sent, and never shown."""
     model: str | None = None
     is_stream: bool = True
     timeout_s: float = 300.0
+    """For a whole answer."""
     stall_s: float = 60.0
+    """Between two pieces of an answer."""
     connect_s: float = 10.0
+    """To connect."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property

@@ -14,12 +14,13 @@ _PAUSE_AFTER_FAILURE_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoopSettings:
-    """At least one of `duration_s` and `num_requests` is given. `drain_s`: as in an open loop."""
+    """At least one of `duration_s` and `num_requests` is given."""
 
     concurrency: int
     duration_s: float | None
     num_requests: int | None
     drain_s: float = 60.0
+    """As in an open loop."""
 
 
 class ClosedLoop:

@@ -57,10 +57,7 @@ _SALT: Final = "settings.salt"
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure on both sides. `difference` is second minus first; `ratio` second over first.
-
-    The intervals are None where there are too few samples. `verdict` is about the second run.
-    """
+    """One figure on both sides. The intervals are None where there are too few samples."""
 
     name: str
     unit: str
@@ -68,8 +65,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     first: float
     second: float
     difference: IntervalEstimate
+    """Second minus first."""
     ratio: IntervalEstimate | None
+    """Second over first."""
     verdict: DifferenceVerdict
+    """About the second run."""
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):

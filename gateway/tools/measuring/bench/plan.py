@@ -19,18 +19,16 @@ class PlanError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """Load on the target.
-
-    `concurrency` makes a closed loop of so many users; without it the loop is open, at `rate_per_s`
-    or, if None, at a trace's own rate. `warm_up_s` comes before the `duration_s`; its requests are
-    sent and not measured. At least one of `duration_s` and `num_requests` is given.
-    """
+    """Load on the target. At least one of `duration_s` and `num_requests` is given."""
 
     rate_per_s: float | None = None
+    """Of an open loop; None: a trace's own."""
     concurrency: int | None = None
+    """Makes a closed loop of so many users; without it the loop is open."""
     duration_s: float | None = DEFAULT_DURATION_S
     num_requests: int | None = None
     warm_up_s: float = 0.0
+    """Comes before the `duration_s`; its requests are sent and not measured."""
     max_in_flight: int = 1024
     drain_s: float = 60.0
 
@@ -42,23 +40,22 @@ class LoadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """A whole run.
-
-    `request_fields`: merged into every request's body. `prices`: instead of the target's own.
-    `salt`: part of every text that is made, so that no cache knows it; "" is drawn for the run.
-    `arm`: what the run is called in a comparison.
-    """
+    """A whole run."""
 
     target: TargetSettings
     workload: WorkloadSettings
     load: LoadSettings
     objectives: Objectives = field(default_factory=Objectives)
     request_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Merged into every request's body."""
     prices: BenchPrices | None = None
+    """Instead of the target's own."""
     search: SearchSettings | None = None
     seed: int = 0
     salt: str = ""
+    """Part of every text that is made, so that no cache knows it; "" is drawn for the run."""
     arm: str = ""
+    """What the run is called in a comparison."""
     commit: str | None = None
 
     def check(self) -> None:

@@ -36,15 +36,14 @@ class ResultError(Exception):
 
 
 class Objectives(msgspec.Struct, frozen=True, kw_only=True):
-    """Latencies that a request must meet, milliseconds; None: no objective.
-
-    `inter_token_ms` bounds the mean gap of an answer (TPOT), as in AdaServe and as `--goodput
-    tpot` of vLLM's benchmark. `e2e_ms`: the whole answer.
-    """
+    """Latencies that a request must meet, milliseconds; None: no objective."""
 
     ttft_ms: float | None = None
     inter_token_ms: float | None = None
+    """Bounds the mean gap of an answer (TPOT), as in AdaServe and as `--goodput tpot` of vLLM's
+    benchmark."""
     e2e_ms: float | None = None
+    """The whole answer."""
 
     @property
     def are_any(self) -> bool:
@@ -53,27 +52,26 @@ class Objectives(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request. Seconds are since the run's clock was started.
-
-    `scheduled_s`: when it was due; in a closed loop, when it was sent. Latencies count from here:
-    a request that had to wait for its sender has waited (coordinated omission). `sent_s`: when it
-    went out, None where it never did. `first_s`, `last_s`: arrival of the first and the last event
-    that had a token; `ended_s`: end of the answer or the failure.
-    `gaps_ms`: between one event with tokens and the next (an event may have several tokens).
-    `arm`: of a paired run, which side. `planned_*`: what the workload wanted, None where it did not
-    say. `num_drafted_tokens` and the following come from the `outrider` report, None without one.
-    """
+    """One request. Seconds are since the run's clock was started."""
 
     index: int
     scheduled_s: float
+    """When it was due; in a closed loop, when it was sent. Latencies count from here: a request
+    that had to wait for its sender has waited (coordinated omission)."""
     sent_s: float | None = None
+    """When it went out; None where it never did."""
     first_s: float | None = None
+    """Arrival of the first event that had a token."""
     last_s: float | None = None
+    """Arrival of the last event that had a token."""
     ended_s: float
+    """End of the answer, or the failure."""
     gaps_ms: list[float] = []
+    """Between one event with tokens and the next; an event may have several tokens."""
     category: str = ""
     is_warm_up: bool = False
     arm: str = ""
+    """Of a paired run, which side."""
     error: ErrorKind | None = None
     status: int | None = None
     message: str = ""
@@ -83,9 +81,12 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_completion_tokens: int = 0
     token_source: TokenSource = "usage"
     planned_prompt_tokens: int | None = None
+    """What the workload wanted; None where it did not say."""
     planned_completion_tokens: int | None = None
+    """As `planned_prompt_tokens`."""
     finish_reason: str | None = None
     num_drafted_tokens: int | None = None
+    """This and the following come from the `outrider` report; None without one."""
     num_accepted_tokens: int | None = None
     mean_emitted_tokens: float | None = None
     tier: str | None = None
@@ -225,18 +226,13 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of the rows without warm-up.
-
-    Latencies are of complete answers. `ttft_ms` and `e2e_ms` count from when a request was due;
-    `sent_*` from when it was sent. `itl_ms`: all gaps between events of all answers; `tpot_ms`: one
-    mean gap a token for each answer. `duration_s`: from the first due to the last end.
-    `goodput_per_s` and `attainment`: of all requests, with failed ones as missed.
-    """
+    """Summary of the rows without warm-up. Latencies are of complete answers."""
 
     num_requests: int
     num_completed: int
     errors: dict[str, int]
     duration_s: float
+    """From the first due to the last end."""
     offered_per_s: float | None
     completed_per_s: float
     prompt_tokens_per_s: float | None
@@ -245,13 +241,21 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     num_completion_tokens: int
     token_source: Literal["usage", "chunks", "mixed"]
     ttft_ms: Quantities | None
+    """Counted from when a request was due."""
     itl_ms: Quantities | None
+    """All gaps between events of all answers."""
     tpot_ms: Quantities | None
+    """One mean gap a token for each answer."""
     e2e_ms: Quantities | None
+    """Counted from when a request was due."""
     sent_ttft_ms: Quantities | None
+    """Counted from when a request was sent."""
     sent_e2e_ms: Quantities | None
+    """As `sent_ttft_ms`."""
     attainment: IntervalEstimate | None
+    """Of all requests, with failed ones as missed."""
     goodput_per_s: float | None
+    """As `attainment`."""
     schedule: Schedule
     cost: Cost | None
     acceptance: DraftAcceptance | None
@@ -273,42 +277,41 @@ class SearchStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest rate at which enough requests meet their objectives.
-
-    `best_rate_per_s`: None where not even the lowest rate was enough. `is_bounded`: whether a
-    higher rate that is too much was found as well; if not, the target may take more.
-    """
+    """The highest rate at which enough requests meet their objectives."""
 
     target_attainment: float
     best_rate_per_s: float | None
+    """None where not even the lowest rate was enough."""
     is_bounded: bool
+    """Whether a higher rate that is too much was found as well; if not, the target may take
+    more."""
     steps: list[SearchStep]
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """The conditions of a run. `url` has no user and no password.
-
-    `settings`: the load (loop, rate_per_s, concurrency, duration_s, seed, timeouts…), as told.
-    `workload`: what was asked (kind, name, numbers, what was mended or clipped). `request_fields`:
-    what each request's body had beside its prompt. `versions`: outrider, python, aiohttp.
-    `notes`: what a reader has to know, in words. Times: ISO 8601, UTC.
-    """
+    """The conditions of a run. Times: ISO 8601, UTC."""
 
     url: str
+    """Without user and password."""
     model: str
     started_at: str
     ended_at: str
     loop: LoopKind
     workload: dict[str, Any]
+    """What was asked: kind, name, numbers, what was mended or clipped."""
     settings: dict[str, Any]
+    """The load as told: loop, rate_per_s, concurrency, duration_s, seed, timeouts…"""
     request_fields: dict[str, Any]
+    """What each request's body had beside its prompt."""
     versions: dict[str, str]
+    """Of outrider, python, aiohttp."""
     machine: str
     served_by: str | None = None
     device: str | None = None
     commit: str | None = None
     arm: str = ""
     notes: list[str] = []
+    """What a reader has to know, in words."""
 
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,14 +9,15 @@ Measured = TypeVar("Measured")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings:
-    """`target_attainment`: the share of requests that has to meet its objectives. The search ends
-    when the rates that are enough and too much are within `tolerance`, or after `max_steps`.
-    """
+    """How a search for the highest rate goes, and when it ends."""
 
     first_per_s: float = 1.0
     target_attainment: float = 0.9
+    """The share of requests that has to meet its objectives."""
     tolerance: float = 0.1
+    """Ends when the rates that are enough and too much are within this share of each other."""
     max_steps: int = 12
+    """Ends after so many rates."""
     highest_per_s: float = 10_000.0
     lowest_per_s: float = 0.01
 

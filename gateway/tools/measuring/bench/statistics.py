@@ -190,23 +190,23 @@ def clustered_quantities(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """The requests of one run, in order; NaN for a missing figure.
-
-    Latencies are milliseconds. `gaps` are sorted; `gap_owners` holds the index of each gap's
-    request. `per_request_s`: time of the run over its requests. `num_in_flight`: the mean of a
-    closed loop, 0 for an open one.
-    """
+    """The requests of one run, in order; NaN for a missing figure."""
 
     latencies: Mapping[str, Samples]
+    """Milliseconds."""
     attained: Samples
     failed: Samples
     tokens: Samples
     drafted: Samples
     accepted: Samples
     gaps: Samples
+    """Sorted."""
     gap_owners: Indexes
+    """The index of each gap's request."""
     per_request_s: float
+    """Time of the run over its requests."""
     num_in_flight: float
+    """The mean of a closed loop, 0 for an open one."""
 
     @property
     def num_requests(self) -> int:

@@ -39,23 +39,22 @@ _MOST_REQUESTS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSettings:
-    """A workload's source and shape.
-
-    `path`: of the prompts or the trace; prompts without one are built in. `max_tokens`: of each
-    answer; of a trace's, at most. `context_tokens`: lengths are scaled into it; None asks the
-    target. `length_scale`: replaces the scale that makes the trace fit. `keeps_lengths`: request
-    answers of exactly the trace's length (`ignore_eos`), if the target supports it. `num_users`:
-    each request has a `user`, one of so many, drawn at random; None for no user.
-    """
+    """A workload's source and shape."""
 
     kind: WorkloadKind = "prompts"
     path: Path | None = None
+    """Of the prompts or the trace; prompts without one are built in."""
     categories: tuple[str, ...] = ()
     max_tokens: int | None = None
+    """Of each answer; of a trace's, at most."""
     context_tokens: int | None = None
+    """Lengths are scaled into it; None asks the target."""
     length_scale: float | None = None
+    """Replaces the scale that makes the trace fit."""
     keeps_lengths: bool = True
+    """Request answers of exactly the trace's length (`ignore_eos`), if the target supports it."""
     num_users: int | None = None
+    """Each request has a `user`, one of so many, drawn at random; None for no user."""
     max_gap_s: float | None = None
     skips_bad: bool = False
     arrivals: ArrivalKind = "poisson"
@@ -81,12 +80,10 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """Part of a workload: `rate_per_s` None is a trace's own (others need one in an open loop).
-
-    At least one of `duration_s` and `num_requests` is given.
-    """
+    """Part of a workload. At least one of `duration_s` and `num_requests` is given."""
 
     rate_per_s: float | None
+    """None is a trace's own; others need one in an open loop."""
     duration_s: float | None
     num_requests: int | None
 

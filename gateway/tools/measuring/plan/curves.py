@@ -36,16 +36,15 @@ class RooflineCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCurve:
-    """Points that were measured here, straight lines between them, the last slope beyond.
-
-    `num_rows` ascends, `seconds` never falls; they hold for rows that see `context` tokens, and
-    each row costs `row_context_s` more for each token beyond.
-    """
+    """Points that were measured here, straight lines between them, the last slope beyond."""
 
     num_rows: tuple[int, ...]
+    """Ascending."""
     seconds: tuple[float, ...]
+    """Never falling; of rows that see `context` tokens."""
     context: float = 0.0
     row_context_s: float = 0.0
+    """What each row costs more for each token beyond `context`."""
 
     def __call__(self, num_rows: int, context: float) -> float:
         """Seconds."""
