@@ -1,11 +1,8 @@
 """Runs one model on rows of many sequences, flattened into one forward pass."""
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,11 +17,12 @@ from outrider.engine.model.shared_vocabulary import PickedRows
 from outrider.engine.passes.cache_moves import CacheMoves
 from outrider.engine.passes.cuda_capture import CaptureFn, CudaCapture
 from outrider.engine.passes.device_rows import DeviceRows
-from outrider.engine.passes.flat_rows import FlatRows, ForwardSlice
+from outrider.engine.passes.flat_rows import FlatRows, ForwardSlice, to_tensors
 from outrider.engine.passes.level_graphs import TREE_COUNTS, LevelConfig, LevelGraphs, RecordedTrees
 from outrider.engine.passes.padding import Padding
 from outrider.engine.passes.pass_clock import PassClock, PassTime, PassTimes
 from outrider.engine.passes.pass_graphs import BUCKETS, MAX_BLOCK_IDS, PassGraphs
+from outrider.engine.passes.pass_output import PassOutput
 from outrider.engine.passes.recurrent_states import RecurrentStates
 from outrider.engine.passes.step_buffers import StagedPass, StepBuffers, tree_rows
 from outrider.engine.passes.tile_plans import TilePlanner, prepare_plan
@@ -34,23 +32,6 @@ from outrider.kernels.layers.lora import LoraWeights
 from outrider.kernels.triton_support import uses_triton
 
 __all__ = ["ForwardSlice", "ModelRunner", "PassOutput", "PassTime", "PassTimes"]
-
-
-@dataclass(slots=True, kw_only=True)
-class PassOutput:
-    """Logits (float32) and final hidden states: of all device rows, then of the slices' asked ones.
-
-    Valid until the runner's next pass, which may write its own into the same memory: keep copies.
-    What the device is told to read before that pass is read in time.
-    """
-
-    logits: Tensor
-    """[num_logit_rows, vocab_size]."""
-    hidden: Tensor
-    """[num_logit_rows, hidden_size]."""
-    taps: Tensor | None = None
-    """[num_rows, number of taps * hidden_size]: of all device rows, then of all rows of the slices.
-    None where the runner has no taps."""
 
 
 @dataclass(kw_only=True)
@@ -225,7 +206,7 @@ class ModelRunner:
             features = padding.left_out(features)
         output = self._run_flat(rows, features)
         if padding is not None:
-            output = _padded(output, padding)
+            output = output.padded(padding)
         output = self._joined(output, picked)
         self._clock.stop(len(rows.token_ids), len(rows.logit_rows), rows.mean_context())
         return output
@@ -245,9 +226,9 @@ class ModelRunner:
         """A pass that is planned on the host."""
         if not rows.token_ids:
             self._clock.start_work()
-            return self._nothing()
+            return PassOutput.empty(self.model, len(self.taps))
         plan = self.model.plan_attention(rows.attention_batch(), block_size=self.block_size)
-        token_ids, positions, slots, logit_rows = _to_tensors(
+        token_ids, positions, slots, logit_rows = to_tensors(
             rows.token_ids, rows.positions, rows.slots, rows.logit_rows, device=self.device
         )
         recurrent = None if self._recurrent is None else self._recurrent.plan(rows)
@@ -271,18 +252,16 @@ class ModelRunner:
         """A pass whose plan lies on the device: a recorded one, or kernel by kernel."""
         if not staged.num_rows:
             self._clock.start_work()
-            return self._nothing()
+            return PassOutput.empty(self.model, len(self.taps))
         shape = self._plans().shape(staged.rows_per_sequence)
         lora = staged.lora()  # no recording has adapters' products
-        captured = None
         if self._graphs is not None and lora is None:
             captured = self._graphs.find(staged, shape)
-        if captured is not None:
-            assert self._graphs is not None
-            packed = self._buffers.pack(staged, captured.layout)
-            self._clock.start_work()
-            output = self._graphs.run(captured, staged, packed, features)
-            return PassOutput(logits=output.logits, hidden=output.hidden, taps=output.taps)
+            if captured is not None:
+                packed = self._buffers.pack(staged, captured.layout)
+                self._clock.start_work()
+                output = self._graphs.run(captured, staged, packed, features)
+                return PassOutput(logits=output.logits, hidden=output.hidden, taps=output.taps)
         assert staged.num_sequences <= MAX_SEQUENCES, "more sequences than attention can search"
         layout = self._buffers.layout(num_rows=staged.num_rows, num_sequences=staged.num_sequences)
         packed = self._buffers.pack(staged, layout)
@@ -329,16 +308,6 @@ class ModelRunner:
         self._clock.start_work()
         trees.replay()
         self._clock.stop(trees.num_rows, trees.num_rows, trees.mean_context)
-
-    def _nothing(self) -> PassOutput:
-        """The output of a pass without rows."""
-        width, dtype = self.model.config.hidden_size, self.model.dtype
-        hidden = torch.zeros((0, width), dtype=dtype, device=self.device)
-        return PassOutput(
-            logits=torch.zeros((0, self.vocab_size), dtype=torch.float32, device=self.device),
-            hidden=hidden,
-            taps=hidden.new_zeros((0, len(self.taps) * width)) if self.taps else None,
-        )
 
     def _plans(self) -> TilePlanner:
         """Made when first wanted: it allocates the attention's workspace."""
@@ -442,25 +411,3 @@ class ModelRunner:
     def _report_pass(self, num_rows: int, seconds: float, mean_context: float) -> None:
         if self.on_pass is not None:
             self.on_pass(num_rows, seconds, mean_context)
-
-
-def _to_tensors(*lists: list[int], device: torch.device) -> list[Tensor]:
-    """Bring lists of integers to the device, each as int64 [its length]."""
-    flat = list(chain(*lists))
-    # `struct` packs a list in a third of the time of numpy, let alone of torch.
-    numbers = np.frombuffer(bytearray(struct.pack(f"{len(flat)}q", *flat)), dtype=np.int64)
-    tensors: list[Tensor] = []
-    start = 0
-    for each in lists:
-        end = start + len(each)
-        tensors.append(torch.from_numpy(numbers[start:end]))
-        start = end
-    return tensors if device.type == "cpu" else [tensor.to(device) for tensor in tensors]
-
-
-def _padded(output: PassOutput, padding: Padding) -> PassOutput:
-    return PassOutput(
-        logits=padding.put_in(output.logits),
-        hidden=padding.put_in(output.hidden),
-        taps=None if output.taps is None else padding.put_in(output.taps),
-    )
