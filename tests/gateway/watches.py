@@ -10,8 +10,8 @@ import msgspec
 
 from outrider.engine.request import EngineRequest
 from outrider.gateway.answering.jobs.job import ChoicePlan, EscalationTarget, Job
+from outrider.gateway.answering.streaming.delta import Delta
 from outrider.gateway.answering.streaming.generation import Generation
-from outrider.gateway.answering.streaming.sse import Delta
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.router.watch import Action, Judgement, WatchPlan

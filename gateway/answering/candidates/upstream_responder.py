@@ -7,7 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from outrider.gateway.answering.candidates.failures import CutShortError
-from outrider.gateway.answering.streaming.sse import DONE, event, rounded
+from outrider.gateway.answering.streaming.answer_report import rounded
+from outrider.gateway.answering.streaming.sse import DONE, event
 from outrider.gateway.contract.answers.responder import (
     AnswerEscalated,
     AnswerFacts,

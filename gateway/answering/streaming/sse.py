@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypedDict
 import msgspec
 
 from outrider.gateway.answering.jobs.job import Job
+from outrider.gateway.answering.streaming.answer_report import outrider_report, usage_report
 from outrider.gateway.answering.streaming.delta import Delta
 from outrider.gateway.answering.streaming.generation import Generation
 from outrider.gateway.answering.streaming.token_fields import TokenFields
@@ -25,10 +26,8 @@ from outrider.gateway.contract.schema.responses import (
     ChatMessage,
     Completion,
     CompletionChoice,
-    CompletionTokensDetails,
     FunctionCall,
     OutriderReport,
-    PromptTokensDetails,
     ReportedServiceTier,
     ToolCall,
     Usage,
@@ -60,59 +59,6 @@ def event(body: bytes) -> bytes:
 def system_fingerprint(numerics: str) -> str | None:
     """Return a short name of the arithmetic behind an answer; None where it is not known."""
     return f"fp_{sha256(numerics.encode()).hexdigest()[:16]}" if numerics else None
-
-
-def rounded(number: float | None) -> float | None:
-    """Round to six digits."""
-    return None if number is None else round(number, 6)
-
-
-def report(generation: Generation, origin: RouteReason) -> OutriderReport:
-    """Return the `outrider` object."""
-    job, used = generation.job, generation.usage
-    mean = round(used.num_tokens / used.num_steps, 4) if used.num_steps else 0.0
-    is_degraded = generation.is_degraded
-    return OutriderReport(
-        tier=generation.tier,
-        reason=origin.explain(generation.reason),
-        route_tier=origin.route_tier or job.tier,
-        escalated=generation.is_escalated,
-        quality=rounded(job.quality),
-        confidence=rounded(generation.confidence),
-        held_tokens=generation.num_held_tokens,
-        reused_tokens=used.num_reused_tokens,
-        discarded_tokens=generation.num_discarded_tokens,
-        drafted_tokens=used.num_drafted_tokens,
-        accepted_tokens=used.num_accepted_tokens,
-        unratified_tokens=used.num_unratified_tokens,
-        mean_emitted_tokens=mean,
-        ttft_s=rounded(generation.ttft_s()),
-        queue_s=rounded(used.queue_s),
-        seed=job.seed,
-        hand_off=origin.hand_off or ("failure" if is_degraded else None),
-        degraded=origin.is_degraded or is_degraded,
-        arm=job.arm or None,
-    )
-
-
-def usage(generation: Generation) -> Usage:
-    """Return the `usage` object. A prompt counts once, also as a cached one."""
-    used = generation.usage
-    num_prompt = generation.job.num_prompt_tokens
-    num_rejected = sum([choice.usage.num_mispredicted_tokens for choice in generation.choices])
-    num_cached = min(used.num_cached_tokens, num_prompt)
-    return Usage(
-        prompt_tokens=num_prompt,
-        completion_tokens=used.num_tokens,
-        total_tokens=num_prompt + used.num_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
-        completion_tokens_details=CompletionTokensDetails(
-            reasoning_tokens=used.num_reasoning_tokens,
-            accepted_prediction_tokens=used.num_predicted_tokens,
-            rejected_prediction_tokens=num_rejected,
-            discarded_tokens=generation.num_discarded_tokens,
-        ),
-    )
 
 
 class WholeFields(TypedDict):
@@ -359,7 +305,9 @@ class ChunkWriter:
         if delta.finish_reason is not None:
             self._num_open -= 1
             if not self._num_open and not self._with_usage:
-                parts.append(b',"outrider":' + _encode(report(self._generation, self._origin)))
+                parts.append(
+                    b',"outrider":' + _encode(outrider_report(self._generation, self._origin))
+                )
         elif self._with_trace:
             pieces = b",".join(
                 b"[" + encode_text(text) + (b",true]" if drafted else b",false]")
@@ -367,7 +315,7 @@ class ChunkWriter:
             )
             parts += (b',"outrider":{"tokens":[', pieces, b"]", _trace_fields(delta.trace), b"}")
         if self._with_running_usage or (is_first and self._begins_with_usage):
-            parts += (b',"usage":', _encode(usage(self._generation)), b"}\n\n")
+            parts += (b',"usage":', _encode(usage_report(self._generation)), b"}\n\n")
         else:
             parts.append(self._tail)
         return b"".join(parts)
@@ -391,8 +339,8 @@ class ChunkWriter:
         """Write the usage chunk, if it was asked for, and [DONE]."""
         if not self._with_usage:
             return DONE
-        numbers = _encode(usage(self._generation))
-        outrider = _encode(report(self._generation, self._origin))
+        numbers = _encode(usage_report(self._generation))
+        outrider = _encode(outrider_report(self._generation, self._origin))
         return self._head + b'],"usage":' + numbers + b',"outrider":' + outrider + b"}\n\n" + DONE
 
 
@@ -406,8 +354,8 @@ def whole_body(generation: Generation, origin: RouteReason, deltas: Iterable[Del
         "id": job.job_id,
         "created": job.created,
         "model": generation.model_id,
-        "usage": usage(generation),
-        "outrider": report(generation, origin),
+        "usage": usage_report(generation),
+        "outrider": outrider_report(generation, origin),
         "service_tier": job.service_tier,
         "system_fingerprint": system_fingerprint(generation.numerics),
     }
