@@ -12,7 +12,10 @@ from outrider.engine.sequences.sequence import Sequence
 
 
 class StepBudgets:
-    """Makes a step's budgets. growths, last: by model, what grows trees and what chooses nodes."""
+    """Makes a step's budgets.
+
+    `growths`, `last`: by model, what grows trees and what chooses nodes.
+    """
 
     def __init__(
         self,
@@ -29,7 +32,7 @@ class StepBudgets:
     def begin_step(
         self, sequences: SequenceOf[Sequence], large_work: LargeWork, stretch: float | None
     ) -> None:
-        """Begin a step of these sequences; stretch: of the last one, see `OwnPace`."""
+        """Begin a step of these sequences; `stretch`: of the last one, see `OwnPace`."""
         self._large_work = large_work
         self._pace.begin_step([*sequences, *large_work.streams], stretch)
 
@@ -38,7 +41,7 @@ class StepBudgets:
     ) -> StepBudget | None:
         """Return the step's budget for trees as they were weighed last (`weighted_probs`).
 
-        asked: for which a model makes guesses.
+        `asked`: for which a model makes guesses.
         """
         if self._budget is None:
             return None

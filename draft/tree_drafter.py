@@ -346,7 +346,7 @@ class TreeDrafter:
     ) -> dict[DraftModel, list[Draft]]:
         """The sequences that each model drafts for in this step, in the given order.
 
-        probs: of the guesses that are there (`weighted_probs`).
+        `probs`: of the guesses that are there (`weighted_probs`).
         """
         able: dict[DraftModel, list[Draft]] = {"small": [], "head": []}
         for draft in drafts:

@@ -132,7 +132,7 @@ class FeatureReader(Protocol):
     def begin(self, sequence: Sequence, num_cached: int) -> int:
         """Take from the head's cache what it has of a sequence that is about to start.
 
-        num_cached: the tokens that the large model's prefix cache gives it. Returns how many of
+        `num_cached`: the tokens that the large model's prefix cache gives it. Returns how many of
         them it should take: fewer where the head lacks some of the last ones. Then a few tokens are
         computed again, rather than missing in the head's view for good.
         """
@@ -141,9 +141,10 @@ class FeatureReader(Protocol):
         """Give back what `begin` took: the sequence cannot start yet."""
 
     def read(self, taps: Tensor, pieces: SequenceOf[FeatureRows]) -> None:
-        """Keep what the head needs of a large pass; taps: [num_rows, number of taps * hidden_size].
+        """Keep what the head needs of a large pass.
 
-        Called before emitted tokens join their sequences, and before the large model's next pass.
+        `taps`: [num_rows, number of taps * hidden_size]. Called before emitted tokens join their
+        sequences, and before the large model's next pass.
         """
 
     def take_in(self) -> Iterator[DraftPass]:

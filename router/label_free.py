@@ -64,11 +64,6 @@ class AgreementModel:
         self._fit()
 
     @property
-    def num_judged(self) -> int:
-        """Return the number of answers that the large model has judged, at most the window."""
-        return len(self._judged)
-
-    @property
     def threshold(self) -> float:
         """Return the score from which on answers are kept."""
         if self._strong_share is None:

@@ -63,8 +63,8 @@ class CoupledVerifier:
     ) -> ForestVerdicts:
         """Apply the same rule to trees on the device; only launched.
 
-        logits: float32 [forest.total_rows, vocab_size]; the sequences have no rules and no cascade.
-        table: how they choose their tokens, where that is not what the forest says.
+        `logits`: float32 [forest.total_rows, vocab_size]; the sequences have no rules and no
+        cascade. `table`: how they choose their tokens, where that is not what the forest says.
         """
         rows = (table or forest.sampling).rows(forest.tree_index, forest.depth)
         paths = verify_tree(
@@ -86,7 +86,7 @@ def _walk(
 ) -> list[Verdict]:
     """Accepted paths of all trees.
 
-    by_target: what the target alone would have chosen at each node, where the verdicts are to say
+    `by_target`: what the target alone would have chosen at each node, where the verdicts are to say
     which tokens it did not ratify.
     """
     starts = list(accumulate((tree.num_nodes for tree in trees), initial=0))

@@ -29,8 +29,8 @@ class LogitRule(Protocol):
     def apply(self, logits: Tensor, token_ids: list[int], paths: list[list[int]]) -> None:
         """Change rows in place: row i decides the token behind `token_ids + paths[i]`.
 
-        logits: float32 [num_rows, vocab_size], vocab_size being that of the model they come from.
-        token_ids: prompt and answer; between two calls it only grows, or the answer starts over.
+        `logits`: float32 [num_rows, vocab_size], vocab_size being that of the model they come from.
+        `token_ids`: prompt and answer; between two calls it only grows, or the answer starts over.
         """
 
 

@@ -46,7 +46,10 @@ def logprob_rows(logits: Tensor, token_ids: Tensor, num_top: int) -> LogprobRows
 def token_logprobs(
     token_ids: SequenceOf[int], num_top: SequenceOf[int], found: SequenceOf[npt.NDArray[Any]]
 ) -> list[TokenLogprobs]:
-    """Make an entry for each row. num_top: of each row; found: the rows' tensors, on the host."""
+    """Make an entry for each row.
+
+    `num_top`: of each row; `found`: the rows' tensors, on the host.
+    """
     top_ids, chosen, top_values = (array.tolist() for array in found)
     return [
         TokenLogprobs(
@@ -65,7 +68,7 @@ def prompt_logprobs(
 ) -> list[PromptLogprobs]:
     """Return the log-probabilities of the tokens that follow the rows, which are all in the prompt.
 
-    logits: float32 [n, vocab_size]; token_ids: n. Waits for the device.
+    `logits`: float32 [n, vocab_size]; `token_ids`: n. Waits for the device.
     """
     entries: list[PromptLogprobs] = []
     for start in range(0, len(token_ids), _CHUNK_ROWS):

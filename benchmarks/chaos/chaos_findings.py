@@ -209,9 +209,9 @@ def answered_arms(database: Path) -> dict[str, str]:
 def judge_books(database: Path, exchanges: Sequence[Exchange], counted: float) -> list[Finding]:
     """Judge the ledger: what was answered was charged once, as its usage says.
 
-    counted: tokens of local models in answers, by the gateway's counter. That counts what a client
-    that left was sent, the ledger what was computed for it; and what came of an answer that failed,
-    which the ledger discards.
+    `counted`: tokens of local models in answers, by the gateway's counter. That counts what a
+    client that left was sent, the ledger what was computed for it; and what came of an answer that
+    failed, which the ledger discards.
     """
     with sqlite3.connect(database) as connection:
         rows = connection.execute(

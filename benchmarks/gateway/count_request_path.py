@@ -56,8 +56,8 @@ class RequestPath:
     """The modules and carriers that one request met, in the order of the first meeting.
 
     Attributes:
-        modules: of the gateway.
-        carriers: classes of the request's own objects, each with the first module that got one.
+        `modules`: of the gateway.
+        `carriers`: classes of the request's own objects, each with the first module that got one.
     """
 
     modules: list[str] = field(default_factory=list)

@@ -77,7 +77,7 @@ def random_tree(num_nodes: int, rng: random.Random) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """One set of inputs. batch: what the plan was made from, for the comparisons."""
+    """One set of inputs. `batch`: what the plan was made from, for the comparisons."""
 
     query: Tensor
     plan: Any

@@ -72,7 +72,7 @@ BENCHMARKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of a part; `problem` is None where all went well. cases: seconds of each test."""
+    """The end of a part; `problem` is None where all went well. `cases`: seconds of each test."""
 
     name: str
     seconds: float

@@ -143,7 +143,7 @@ DRY_SIZES = PairSizes(
 class ServedPair:
     """A target and its drafter, in the caches and recordings that serving would make.
 
-    num_levels: how many of the drafter's levels were recorded.
+    `num_levels`: how many of the drafter's levels were recorded.
     """
 
     sizes: PairSizes
@@ -239,7 +239,7 @@ class Speed:
 
     @classmethod
     def of(cls, emitted: list[int], seconds: float) -> "Speed":
-        """emitted: tokens of each step that emitted any."""
+        """`emitted`: tokens of each step that emitted any."""
         steps = max(len(emitted), 1)
         return cls(
             tokens_per_s=sum(emitted) / seconds,

@@ -217,7 +217,7 @@ def check_tokens(
     truncates: bool,
     number: int,
 ) -> Facts:
-    """The kernels' tokens and scores against the reference's. size: rows, vocabulary."""
+    """The kernels' tokens and scores against the reference's. `size`: rows, vocabulary."""
     torch.manual_seed(number)
     logits = 6 * torch.randn(size, device=device)
     cases = Cases(shape=TINY, device=device)

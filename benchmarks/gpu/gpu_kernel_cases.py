@@ -67,8 +67,8 @@ TINY = ModelShape(
 class Case:
     """A kernel on inputs of its own: `make()` gives a call with new random inputs.
 
-    num_bytes: what must be read and written once. peer: torch's way, on the same kind of inputs.
-    has_host_part: it uploads something, so that no CUDA graph can hold it.
+    `num_bytes`: what must be read and written once. `peer`: torch's way, on the same kind of
+    inputs. `has_host_part`: it uploads something, so that no CUDA graph can hold it.
     """
 
     name: str

@@ -23,7 +23,7 @@ class RandomReader:
     """
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
-        """config: to know how much there will be."""
+        """`config`: to know how much there will be."""
         self.dtype = dtype
         self._device = device
         self._is_tied = config.tie_word_embeddings

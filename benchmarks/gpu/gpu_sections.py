@@ -28,7 +28,7 @@ class ContextLostError(RuntimeError):
 class Sections:
     """The parts of one run: each runs if it is wanted and there is time for it.
 
-    only: beginnings of the names that are wanted; none means all.
+    `only`: beginnings of the names that are wanted; none means all.
     """
 
     def __init__(self, file: Path, *, until_s: float, only: tuple[str, ...] = ()) -> None:

@@ -135,7 +135,7 @@ def measure(
 ) -> dict[str, list[float]]:
     """Seconds of a call of each case in every round; all cases warm before the first round.
 
-    uncaptured: cases that no CUDA graph can hold, because the host takes part. Theirs is the time
+    `uncaptured`: cases that no CUDA graph can hold, because the host takes part. Theirs is the time
     between two events with all calls in between, the host's included where it is the slower one.
     """
     replayed: dict[str, Replayed] = {}
@@ -171,8 +171,8 @@ def largest_difference(found: Tensor, expected: Tensor) -> float:
 class Ceilings:
     """The best rates of this device, measured in this run.
 
-    copy_bytes_per_s: read and written bytes of a large device-to-device copy. read_bytes_per_s:
-    of a sum, for comparison only: ceilings are the copy's. matmul_flops_per_s: a bfloat16
+    `copy_bytes_per_s`: read and written bytes of a large device-to-device copy. `read_bytes_per_s`:
+    of a sum, for comparison only: ceilings are the copy's. `matmul_flops_per_s`: a bfloat16
     8192 x 8192 x 8192 product of random numbers (zeros draw less power and run faster).
     """
 

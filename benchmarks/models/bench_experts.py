@@ -171,7 +171,7 @@ def measure(
 
 
 def report(samples: Samples, one_row_s: float | None) -> dict[str, Any]:
-    """Return the figures of one number of rows; one_row_s: median of one row's."""
+    """Return the figures of one number of rows; `one_row_s`: median of one row's."""
     experts = Summary.of(samples.experts_s)
     mean_bytes = sum(samples.num_bytes) / len(samples.num_bytes)
     return {

@@ -79,7 +79,7 @@ class ProductTime:
 class PassTime:
     """Seconds of a pass of one kind of model, over those of the ordinary bfloat16 one.
 
-    bandwidth: the time in which its weights' bytes are read, over the fastest pass.
+    `bandwidth`: the time in which its weights' bytes are read, over the fastest pass.
     """
 
     model: str
@@ -233,7 +233,7 @@ def runners_of(arguments: argparse.Namespace) -> dict[str, tuple[ModelRunner, Ke
 def time_passes(arguments: argparse.Namespace, bytes_per_s: float) -> list[PassTime]:
     """Time passes of every kind of model at every number of rows, round by round.
 
-    bytes_per_s: what reading reaches.
+    `bytes_per_s`: what reading reaches.
     """
     runners = runners_of(arguments)
     cases = {

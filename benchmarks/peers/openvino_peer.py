@@ -26,7 +26,10 @@ _FOLDER = CACHE / "openvino"
 
 
 class OpenVinoPeer:
-    """The other process, seen from here. `versions`: of its packages. weight_bytes: its file's."""
+    """The other process, seen from here.
+
+    `versions`: of its packages. `weight_bytes`: its file's.
+    """
 
     def __init__(self, process: "subprocess.Popen[str]", weight_bytes: int) -> None:
         self._process = process
@@ -42,7 +45,7 @@ class OpenVinoPeer:
         stop: Sequence[int],
         num_assistant_tokens: int = 0,
     ) -> Turn:
-        """Greedy answer; way: plain or assisted. Raises RuntimeError."""
+        """Greedy answer; `way`: plain or assisted. Raises RuntimeError."""
         job = {
             "way": way,
             "token_ids": list(token_ids),
@@ -78,7 +81,7 @@ def openvino_process(
 ) -> Iterator[OpenVinoPeer]:
     """Convert what is not converted yet, and start a process that ends with the context.
 
-    weights: "bf16", "int8" or "int4", of the target; the drafter's stay as they are. precision:
+    `weights`: "bf16", "int8" or "int4", of the target; the drafter's stay as they are. `precision`:
     "bf16", "f16" or "f32", of the computation, and of the KV cache of uncompressed weights; beside
     compressed ones it has OpenVINO's own default, 8 bits, which is faster.
     """

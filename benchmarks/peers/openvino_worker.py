@@ -14,7 +14,7 @@ from typing import Any
 
 
 def convert(source: str, folder: str, weights: str) -> None:
-    """Write `source` as OpenVINO's files, and its tokenizer. weights: bf16, int8 or int4."""
+    """Write `source` as OpenVINO's files, and its tokenizer. `weights`: bf16, int8 or int4."""
     import openvino
     from openvino_tokenizers import convert_tokenizer
     from optimum.exporters.openvino import main_export

@@ -42,7 +42,7 @@ Answer = Callable[[Prompt, int], Turn]
 class Program:
     """A program at one number of bits: plain decoding, and speculation in one or more settings.
 
-    weight_bytes: of the target, as the program holds them.
+    `weight_bytes`: of the target, as the program holds them.
     """
 
     name: str

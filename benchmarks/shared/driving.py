@@ -71,7 +71,7 @@ def load_runner(
 ) -> ModelRunner:
     """Load a model and give it a cache of `num_blocks` blocks.
 
-    scheme: how its weights are rounded; nothing is kept on disk. None: as they are.
+    `scheme`: how its weights are rounded; nothing is kept on disk. None: as they are.
     """
     rounding = None if scheme is None else Rounding(scheme=scheme)
     model = load_model(str(folder), dtype=dtype, device=device, rounding=rounding)
@@ -169,8 +169,8 @@ def build_bench(  # noqa: PLR0913 - all that an engine is made of
 
     With a small model it drafts, without one the head; a request can switch that off, which is
     plain decoding.
-    forward_cpu: of another engine over the same runners, whose passes are counted already.
-    draft_clock: by which the drafter learns what steps take.
+    `forward_cpu`: of another engine over the same runners, whose passes are counted already.
+    `draft_clock`: by which the drafter learns what steps take.
     """
     verifier = RecordingVerifier()
     drafter = None
@@ -204,7 +204,7 @@ def tree_budget(
 ) -> TreeBudget:
     """The budget that serving uses: from both models' step times, measured now and followed.
 
-    head: drafts in the small model's place. A runner's passes are followed by one curve: budgets
+    `head`: drafts in the small model's place. A runner's passes are followed by one curve: budgets
     that share the target give it on.
     """
     draft_pass_s = follow_step_times(runners["small"] if head is None else head.runner)

@@ -127,7 +127,7 @@ class Folders:
     ) -> Pair:
         """Load both with a cache for so many of these prompts at a time, and time their passes.
 
-        scheme: how the large model's weights are rounded.
+        `scheme`: how the large model's weights are rounded.
         """
         longest = max(len(prompt.token_ids) for prompt in prompts) + arguments.max_new
         options: dict[str, Any] = {

@@ -51,7 +51,7 @@ def load_prompts(
 ) -> list[Prompt]:
     """`num_prompts` prompts in the tokenizer's chat format, none longer than `max_tokens`.
 
-    source: "tasks" for held-out tasks of the shipped pair's world, or a JSON-lines file (.gz too)
+    `source`: "tasks" for held-out tasks of the shipped pair's world, or a JSON-lines file (.gz too)
     with "turns", "question", "prompt" or "messages"; a relative one is also looked for under
     $OUTRIDER_DATA. A file with fewer prompts is gone through again from its start. Raises
     SystemExit with a sentence where the file is absent.

@@ -24,8 +24,8 @@ _PAUSE_S = 0.02
 class Turn:
     """One answer. `wall_s` has the prompt's time in it.
 
-    decode_s, num_decoded_tokens: after the first delivery, where the program tells. The counts of
-    guesses are those of our engine; 0 for others.
+    `decode_s`, `num_decoded_tokens`: after the first delivery, where the program tells. The counts
+    of guesses are those of our engine; 0 for others.
     """
 
     token_ids: list[int]
@@ -96,7 +96,7 @@ class Turns:
     def ratio(self, name: str, base: str, *, decode: bool = False) -> Interval | None:
         """Tokens per second of `name` over those of `base`; the units are questions.
 
-        decode: only after the first delivery; None where a program does not tell.
+        `decode`: only after the first delivery; None where a program does not tell.
         """
         columns = [
             [sum(part(turn) for turn in rounds) for rounds in self.by_case[case]]
@@ -139,7 +139,7 @@ class Turns:
     ) -> Comparison:
         """Are the answers of two cases equal, question by question, in every round?
 
-        scores_of: the function that says how close a call was, for the question of that number.
+        `scores_of`: the function that says how close a call was, for the question of that number.
         """
         comparisons = []
         for question, prompt in enumerate(prompts):

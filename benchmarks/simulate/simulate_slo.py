@@ -67,8 +67,8 @@ _ANY = Objectives(ttft_s=math.inf, inter_token_s=math.inf, batch_end_s=math.inf)
 class Machine:
     """A model of step times, in seconds.
 
-    tokens: what a lone answer gets from a step (1: no speculation); guesses are fewer from four
-    answers on. noise: standard deviation of the logarithm of a step's time. stalls: a second.
+    `tokens`: what a lone answer gets from a step (1: no speculation); guesses are fewer from four
+    answers on. `noise`: standard deviation of the logarithm of a step's time. `stalls`: a second.
     """
 
     base_s: float

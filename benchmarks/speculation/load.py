@@ -24,8 +24,8 @@ _LEAST_TOKENS = 8
 class Window:
     """Figures between two times, over all clients.
 
-    token_s: for each request, the mean time per token between its first and its last delivery in
-    the window, where that is at least eight tokens. gap_s: between two deliveries of a request.
+    `token_s`: for each request, the mean time per token between its first and its last delivery in
+    the window, where that is at least eight tokens. `gap_s`: between two deliveries of a request.
     """
 
     wall_s: float = 0.0

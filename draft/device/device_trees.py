@@ -111,9 +111,9 @@ class DeviceTrees:
     # ---- the levels ------------------------------------------------------------------------
 
     def expand_roots(self, logits: Tensor, hidden: Tensor | None = None) -> None:
-        """Name the children of all roots; logits: float32 [num_trees, vocab_size].
+        """Name the children of all roots; `logits`: float32 [num_trees, vocab_size].
 
-        hidden: what the roots' rows gave, [num_trees, feature_size], where features are read.
+        `hidden`: what the roots' rows gave, [num_trees, feature_size], where features are read.
         """
         width = self.config.max_frontier
         if self.hidden is not None:
@@ -190,7 +190,7 @@ class DeviceTrees:
     def receive(self, logits: Tensor, hidden: Tensor | None = None) -> None:
         """Name the children of the nodes of `rows`; float32 [num_rows, vocab_size].
 
-        hidden: what their rows gave, [num_rows, feature_size], where features are read.
+        `hidden`: what their rows gave, [num_rows, feature_size], where features are read.
         """
         assert self._rows is not None
         if self.hidden is not None:
@@ -266,10 +266,10 @@ def init_trees_on_device(  # noqa: PLR0913 - all that trees are begun with
 ) -> DeviceTrees:
     """Take the drafts' trees as they are to the device; nothing waits for it.
 
-    model: whose passes have computed the drafts' roots in its views, and runner: its runner.
-    vocab_size: of ids that both models know.
-    num_levels: passes that are wanted behind the roots'; as many are made as there are slots for.
-    levels: recorded ones, where there are any.
+    `model`: whose passes have computed the drafts' roots in its views, and runner: its runner.
+    `vocab_size`: of ids that both models know.
+    `num_levels`: passes that are wanted behind the roots'; as many are made as there are slots for.
+    `levels`: recorded ones, where there are any.
     """
     width, branching = config.max_frontier, min(config.max_branching, MAX_BRANCHING)
     views = [model.view_of(draft) for draft in drafts]

@@ -28,8 +28,8 @@ def read_head(
 ) -> HeadModel:
     """Read the head in a folder (or of a hub id), or, with "mtp", the large model's own.
 
-    target: the large model that it is to read, whose embedding and head it shares where it has
-    none; max_context: the positions to be served, where they are fewer than the large model's.
+    `target`: the large model that it is to read, whose embedding and head it shares where it has
+    none; `max_context`: the positions to be served, where they are fewer than the large model's.
     Raises HeadError for a head that cannot be used, or not with this model.
     """
     try:

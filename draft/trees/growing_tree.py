@@ -88,7 +88,7 @@ class GrowingTree(GuessTree):
     ) -> None:
         """Merge what the small model wrote here before, and what else it had in mind there.
 
-        places: for each token, the candidates that it was among, with the chances that the small
+        `places`: for each token, the candidates that it was among, with the chances that the small
         model gave them: they are its guesses, only that no pass has to make them again.
         """
         self._ranking = None

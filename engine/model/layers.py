@@ -47,7 +47,10 @@ class Mlp(Protocol):
     """The map between a layer's norms: [n, width] -> [n, width]."""
 
     def __call__(self, rows: Tensor, *, is_fused: bool, lora: LayerLora | None = None) -> Tensor:
-        """Return the rows' outputs. is_fused: use Triton's kernels; lora: the rows' adapters."""
+        """Return the rows' outputs.
+
+        `is_fused`: use Triton's kernels; `lora`: the rows' adapters.
+        """
 
 
 class GatedMlp:

@@ -61,7 +61,7 @@ class Ranks:
         num_threads: int = 1,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
-        """device: "cuda" or "cpu"; rank r has GPU r. num_threads: of each rank, on a CPU."""
+        """`device`: "cuda" or "cpu"; rank r has GPU r. `num_threads`: of each rank, on a CPU."""
         self._count = count
         self._timeout_s = timeout_s
         self.folder = Path(tempfile.mkdtemp(prefix="outrider-ranks-"))
@@ -94,7 +94,7 @@ class Ranks:
     def join(self, model: CausalModel) -> None:
         """Wait until the others have loaded their parts, and meet them. Raises EngineError.
 
-        model: rank 0's.
+        `model`: rank 0's.
         """
         for other in self._others:
             loaded = other.wait_loaded()

@@ -172,7 +172,7 @@ def num_packed(num_rows: int, num_words: int, num_views: int) -> int:
 def unpacked_rows(
     packed: Tensor, *, num_rows: int, num_words: int, make: Callable[..., DeviceRows]
 ) -> DeviceRows:
-    """Return what `packed_rows` packed; make: `DeviceRows` with its views."""
+    """Return what `packed_rows` packed; `make`: `DeviceRows` with its views."""
     num_views = (len(packed) - num_rows * (4 + num_words)) // 4
     sizes = [*[num_rows] * 4, num_rows * num_words, *[num_views] * 4]
     parts = torch.split(packed, sizes)

@@ -15,7 +15,7 @@ from outrider.kernels.kv.compact_kv import compact_kv
 class CacheMoves:
     """Moves what a cache holds; nothing waits for the device.
 
-    recurrent: the states of recurrent layers, which move with the keys of their rows.
+    `recurrent`: the states of recurrent layers, which move with the keys of their rows.
     """
 
     def __init__(

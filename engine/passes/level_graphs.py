@@ -315,8 +315,8 @@ class LevelGraphs:
     ) -> RecordedTrees | None:
         """Take a step's trees into the static tensors; None where no recorded level fits them.
 
-        Nothing waits. views: where each tree's nodes are computed, all slots reserved. sampling: by
-        tree. capacity: candidates that a tree may come to.
+        Nothing waits. `views`: where each tree's nodes are computed, all slots reserved.
+        `sampling`: by tree. `capacity`: candidates that a tree may come to.
         """
         most_keys = max(len(view.block_table) for view in views) * self.buffers.block_size
         num_block_ids = sum(len(view.block_table) for view in views)

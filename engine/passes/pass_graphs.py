@@ -196,7 +196,7 @@ class PassGraphs:
     def _run(self, inputs: PassInputs, plan: TilePlan, logit_rows: Tensor | None) -> None:
         """Do what is recorded: from the static inputs to the static outputs.
 
-        logit_rows: the rows that get logits, in a static input; None for all.
+        `logit_rows`: the rows that get logits, in a static input; None for all.
         """
         num_rows = len(inputs.token_ids)
         num_logits = num_rows if logit_rows is None else len(logit_rows)
@@ -248,7 +248,7 @@ class PassGraphs:
     ) -> ForwardOutput:
         """Return the output for the rows that want logits, and the taps of all rows.
 
-        packed: in the captured pass's layout; features: of all rows, for models that read some.
+        `packed`: in the captured pass's layout; `features`: of all rows, for models that read some.
         """
         self._words[: len(packed)].copy_(packed, non_blocking=True)
         if features is not None:

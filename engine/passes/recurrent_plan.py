@@ -198,7 +198,7 @@ class _PassPlan:
     def _tree_segment(
         self, line: RecurrentLine, piece: RecurrentRows, slots: Ints, begin: int
     ) -> _Segment:
-        """Return the segment of a tree's rows from number `begin` on; slots: of all, ascending."""
+        """Return a tree's rows from number `begin` on as a segment; `slots`: of all, ascending."""
         slots = slots[begin : begin + BOUNDARY]
         base, first = line.num_tokens, int(slots.min())
         start = piece.tree_start

@@ -135,7 +135,7 @@ class ModelRunner:
     ) -> KVView:
         """An empty view whose prefix cache is shared only under the same salt and adapter.
 
-        is_shared: off, it neither takes blocks from the prefix cache nor leaves any there.
+        `is_shared`: off, it neither takes blocks from the prefix cache nor leaves any there.
         """
         digest = "" if adapter is None else adapter.digest
         return KVView(
@@ -180,9 +180,9 @@ class ModelRunner:
     ) -> PassOutput:
         """Run one pass over the device's rows, which all get logits, and all rows of all slices.
 
-        features: what the rows carry beside their tokens, [num_rows, feature_size] in the order of
-        `PassOutput.taps`, padding included; None for a model that reads none. picked: logit rows
-        of which only the chosen token is wanted, so that others may have -inf; None for none.
+        `features`: what the rows carry beside their tokens, [num_rows, feature_size] in the order
+        of `PassOutput.taps`, padding included; None for a model that reads none. `picked`: logit
+        rows of which only the chosen token is wanted, so that others may have -inf; None for none.
         With Triton's kernels the host does not wait for the device, neither for what the rows hold
         nor for the result. Without them, device rows are read by the host first.
         """

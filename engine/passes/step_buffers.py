@@ -223,8 +223,8 @@ class StagedPass:
 class StepBuffers:
     """Packs the passes of one runner.
 
-    block_size: of its KV cache; window: of its model's layers, those that have one; has_full: some
-    have none although others do.
+    `block_size`: of its KV cache; `window`: of its model's layers, those that have one; `has_full`:
+    some have none although others do.
     """
 
     def __init__(

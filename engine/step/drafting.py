@@ -60,7 +60,7 @@ class Drafting:
     def run(self, large: PassPlan, after_pass: Callable[[], None] | None = None) -> Trees:
         """Advance small answers and drafts together; return the trees for the large pass.
 
-        after_pass: called behind every small pass that a large one follows.
+        `after_pass`: called behind every small pass that a large one follows.
         """
         self._take_in_features()
         drafts = _ProposalRun(self._propose(large))

@@ -57,7 +57,7 @@ class TierSwitcher:
     ) -> TierSwitched:
         """Switch a sequence to another tier, which begins anew or goes on behind the answer so far.
 
-        To be called after `check`. is_queued: whether the scheduler has the sequence.
+        To be called after `check`. `is_queued`: whether the scheduler has the sequence.
         """
         runner, request = self._runners[tier], sequence.request
         old_view = sequence.view

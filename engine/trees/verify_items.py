@@ -99,7 +99,7 @@ def note_prompt_logprobs(
 ) -> None:
     """Keep the log-probabilities of the prompts that a pass has computed, where they are wanted.
 
-    To be called before the prefills are noted. first_row: the first row of the slices' logits.
+    To be called before the prefills are noted. `first_row`: the first row of the slices' logits.
     """
     wanted = {id(s.view): s for s, _ in prefills if s.num_unscored_tokens}
     if not wanted:

@@ -149,7 +149,7 @@ def build_capture(
 ) -> Capture:
     """Build the capture of the settings. Raises SettingsError for a folder that is not writable.
 
-    shows_texts: spans get texts, too, or alone.
+    `shows_texts`: spans get texts, too, or alone.
     """
     if settings.folder is not None:
         _make_writable(settings.folder)

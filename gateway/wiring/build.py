@@ -96,7 +96,7 @@ def build_parts(
 ) -> "GatewayParts":
     """Build the HTTP application's parts except the engine: tokenizers, router, upstreams.
 
-    on_tokenizers: told their fingerprints, by tier. siblings: the gateway's other processes.
+    `on_tokenizers`: told their fingerprints, by tier. `siblings`: the gateway's other processes.
 
     Raises EngineError for a tokenizer or a router that cannot be used, and for a drafter whose
     tokenizer is another than the large model's; SettingsError for tiers that cannot work.

@@ -89,7 +89,7 @@ def _load_runners(
     ranks: "Ranks | None",
     on_progress: LoadingCallback,
 ) -> Runners:
-    """ranks: the large model's others, None where it is in one piece."""
+    """`ranks`: the large model's others, None where it is in one piece."""
     import torch
 
     from outrider.engine.parallel.runner import ParallelRunner
@@ -266,7 +266,7 @@ def join(
 ) -> "Engine":
     """Build an engine on loaded models. Several may share them if only one works at a time.
 
-    grammars: compilers that are there already; None makes them.
+    `grammars`: compilers that are there already; None makes them.
 
     Raises EngineError when the small model cannot draft for the large one.
     """

@@ -28,8 +28,8 @@ def build_routing(
 ) -> tuple[RoutePolicy, RoutingParts]:
     """Return the policy for the models to load (tier to path or hub id), and its needs.
 
-    has_upstream_strong: an upstream tier plays the large model's part, so that there is a choice
-    for a small model alone too. has_small_server: one plays the small model's part. Raises
+    `has_upstream_strong`: an upstream tier plays the large model's part, so that there is a choice
+    for a small model alone too. `has_small_server`: one plays the small model's part. Raises
     EngineError for a router that cannot be read, cannot be set as configured, or belongs to other
     models.
     """

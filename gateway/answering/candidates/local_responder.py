@@ -227,7 +227,7 @@ class LocalResponder:
         on_answered: Callable[[tuple[str, ...]], None] | None = None,
         is_continuable: bool = False,
     ) -> None:
-        """`ticket` follows the work. is_continuable: another tier may continue the answer if it
+        """`ticket` follows the work. `is_continuable`: another tier may continue the answer if it
         breaks off. `on_answered` gets the choices' contents when all was delivered; it must not
         block.
         """

@@ -53,8 +53,8 @@ class UpstreamResponder:
         is_bounded: bool = False,
         falls_back_on: Collection[FallbackKind] = (),
     ) -> None:
-        """is_continuable: another tier may continue the answer if it breaks off. A stream ends
-        where `allowance` does. is_bounded: the client has set the answer's length, so all of
+        """`is_continuable`: another tier may continue the answer if it breaks off. A stream ends
+        where `allowance` does. `is_bounded`: the client has set the answer's length, so all of
         that is reserved.
 
         `on_answered` is called once the whole answer was delivered; it must not block. `secrets`

@@ -45,7 +45,7 @@ def read_extras(request: ApiRequest) -> Extras:
 def check_scores(request: ApiRequest, lengths: Sequence[int]) -> None:
     """Raise BadRequestError for more log-probabilities of prompts than one request may have.
 
-    lengths: the prompts' tokens.
+    `lengths`: the prompts' tokens.
     """
     num_top, param = wanted_prompt_logprobs(request)
     if num_top is None:

@@ -188,7 +188,7 @@ class UpstreamError(GatewayError):
     """An upstream server failed. The message names its tier only.
 
     `replica` (host:port) is for logs. is_retryable: another attempt, at any replica, may do
-    better. blames_server: it counts against the server's health. retry_after_s: what the server
+    better. blames_server: it counts against the server's health. `retry_after_s`: what the server
     asked for.
     """
 

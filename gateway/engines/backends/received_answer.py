@@ -107,7 +107,8 @@ class ReceivedAnswer:
     def resumption(self, stats: RequestStats | None = None) -> EngineRequest:
         """Return the request that goes on behind what was received.
 
-        stats: the work of the engine that had it, where it has told them; else what was seen of it.
+        `stats`: the work of the engine that had it, where it has told them; else what was seen of
+        it.
         """
         done = self._seen.stats() if stats is None else stats
         self._before = done if self._before is None else joined(self._before, done)

@@ -45,7 +45,7 @@ class RemoteEngineClient(SupervisedClient):
         on_lost: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
     ) -> None:
-        """keys: None for a replica without. rng: spreads out the attempts of many gateways.
+        """`keys`: None for a replica without. `rng`: spreads out the attempts of many gateways.
 
         `tokenizers`: fingerprints, by tier, from the thread that loads them; a replica with others
         is refused. `on_lost` is called when a connection has ended: the next replica's cache may

@@ -100,7 +100,7 @@ class ReplicaLink:
     async def welcomed(self, timeout_s: float | None) -> Welcome:
         """Wait until the replica has loaded its models and let us in.
 
-        timeout_s: for that, from the moment that the connection is made; None: no limit.
+        `timeout_s`: for that, from the moment that the connection is made; None: no limit.
 
         Raises EngineDiedError where it cannot be reached, HandshakeError where it closes the
         connection at once, ReplicaRefusedError where it says why it refuses us.
@@ -162,7 +162,7 @@ class ReplicaLink:
     def kill(self, reason: str, error_class: type[EngineError] = EngineDiedError) -> None:
         """End the connection at once; nothing more is heard on it.
 
-        error_class: what `welcomed` raises.
+        `error_class`: what `welcomed` raises.
         """
         if not self._ended.is_set():
             self._end_reason, self._error_class = reason, error_class

@@ -34,7 +34,7 @@ class DiscoveredPool(EnginePool):
         resume_within_s: float = 60.0,
         demand: Demand | None = None,
     ) -> None:
-        """entries: tcp://HOST:PORT, dns://NAME:PORT, http://HOST/. interval_s: of look-ups."""
+        """`entries`: tcp://HOST:PORT, dns://NAME:PORT, http://HOST/. `interval_s`: of look-ups."""
         super().__init__((), placement, resume_within_s=resume_within_s, demand=demand)
         self._entries = tuple(entries)
         self._make_replica = make_replica

@@ -46,7 +46,7 @@ class Figures:
 def figures(
     rows: RecentRows, classes: Mapping[str, SloClassSettings], *, shows_costs: bool
 ) -> Figures:
-    """Compute figures from rows. shows_costs: our cost of tokens instead of the charge."""
+    """Compute figures from rows. `shows_costs`: our cost of tokens instead of the charge."""
     money = rows["cost_nanos" if shows_costs else "charge_nanos"]
     return Figures(
         window_s=rows.window_s,

@@ -66,7 +66,7 @@ class AdminApi(AdminHandlers):
         siblings: Siblings | None = None,
         upstream_tiers: Collection[str] = (),
     ) -> None:
-        """siblings: this gateway's other processes, which read changed keys at once, too."""
+        """`siblings`: this gateway's other processes, which read changed keys at once, too."""
         super().__init__(parts.authenticator, read_body)
         self._parts = parts
         self._wall_clock = wall_clock

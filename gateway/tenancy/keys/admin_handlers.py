@@ -65,7 +65,7 @@ class AdminQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminCall:
-    """A request of an administrator. body: as it came; empty where the handler takes none."""
+    """A request of an administrator. `body`: as it came; empty where the handler takes none."""
 
     request: Request
     principal: Principal
@@ -140,8 +140,8 @@ def admin(
 ) -> Callable[[Handler], Handler]:
     """Make a method of `AdminHandlers` the handler of an endpoint.
 
-    description: of its answer. answer: its model, where the method's own type is not. conflicts:
-    it may answer 409.
+    `description`: of its answer. `answer`: its model, where the method's own type is not.
+    `conflicts`: it may answer 409.
     """
 
     def mark(handler: Handler) -> Handler:

@@ -78,7 +78,7 @@ class UsageReport(CompleteModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuestion:
-    """The question of a usage report. with_costs: include our cost and the savings."""
+    """The question of a usage report. `with_costs`: include our cost and the savings."""
 
     by: Dimension = "tier"
     wanted: UsageFilter = field(default_factory=UsageFilter)

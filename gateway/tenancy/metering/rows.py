@@ -212,7 +212,7 @@ def upstream_entry(
 ) -> Entry:
     """Return the row of an upstream attempt.
 
-    is_delivered: the client got its text, or left while it was sent. was_handed_over: a local
+    `is_delivered`: the client got its text, or left while it was sent. `was_handed_over`: a local
     answer had been given up for it.
     """
     usage = attempt.usage or UpstreamUsage(source="estimated")

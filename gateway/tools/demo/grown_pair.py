@@ -38,7 +38,7 @@ _AS_IT_IS: Final = "models are the bundled pair as it is: its passes are short, 
 def with_grown_pair(settings: Settings, report: Callable[[str], None]) -> tuple[Settings, str]:
     """Return settings that name the grown pair where no model is named, and a line that says so.
 
-    The line is empty where a model is named. report: told before the pair is grown, which takes a
+    The line is empty where a model is named. `report`: told before the pair is grown, which takes a
     while; it is done once.
     """
     if not _shows_bundled_pair(settings):

@@ -27,7 +27,10 @@ class EngineChild:
     """One engine process. Blocking; made and closed by its replica."""
 
     def __init__(self, flags: Sequence[str], *, host: str, key: bytes | None) -> None:
-        """Start it on a free port of `host`; flags: the models and settings. `key`: a key file."""
+        """Start it on a free port of `host`; `flags`: the models and settings.
+
+        `key`: a key file.
+        """
         self._folder = tempfile.TemporaryDirectory(prefix="outrider-engine-")
         command = [
             sys.executable,

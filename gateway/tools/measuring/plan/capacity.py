@@ -68,7 +68,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """The memory of one device. pass_bytes: about what its largest pass takes."""
+    """The memory of one device. `pass_bytes`: about what its largest pass takes."""
 
     device: str
     total_bytes: float
@@ -92,7 +92,7 @@ def kv_tokens(
 ) -> list[int]:
     """Return the tokens whose KV fits beside the weights, for each tier: the large one is first.
 
-    small_kv_ratio: tokens of the second tier for each of the first.
+    `small_kv_ratio`: tokens of the second tier for each of the first.
 
     Raises ValueError if the weights alone do not fit.
     """

@@ -33,7 +33,7 @@ class DeviceSpec:
     def curve(self, shape: ModelSizes, *, shared_layers: int = 0) -> RooflineCurve:
         """Return the times of passes by the roofline model.
 
-        shared_layers: layers behind whose halves several devices add what they have. Their passes
+        `shared_layers`: layers behind whose halves several devices add what they have. Their passes
         are not recorded.
         """
         return RooflineCurve(

@@ -32,8 +32,8 @@ _MS = 1e3
 class CapacityPlan:
     """Everything that was planned. `notes` say what it rests on, and what it leaves out.
 
-    num_kv_tokens: of each tier's KV cache, by tier, the large one first. memory: of each device,
-    where they are known by a data sheet.
+    `num_kv_tokens`: of each tier's KV cache, by tier, the large one first. `memory`: of each
+    device, where they are known by a data sheet.
     """
 
     device: str

@@ -102,7 +102,7 @@ def largest_pass_bytes(
 ) -> int:
     """Return about what a device's largest pass takes beside weights and cache.
 
-    config: of what the device has. has_logits: whether it has the float32 logits of all tokens,
+    `config`: of what the device has. `has_logits`: whether it has the float32 logits of all tokens,
     and the copies that choosing makes of them: those of up to 16 rows for each sequence.
     """
     size = _BYTES[config.dtype if dtype == "auto" else dtype]
