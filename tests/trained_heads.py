@@ -16,8 +16,7 @@ from outrider.draft.training.distill import DistillPlan
 from outrider.draft.training.head_distil import distil_head
 from outrider.draft.training.head_files import default_taps, write_head
 from outrider.draft.training.head_job import fresh_head, tapped_runner
-from outrider.draft.training.head_model import HeadKind as TrainedKind
-from outrider.draft.training.head_model import TrainedHead
+from outrider.draft.training.head_model import TrainedHead, TrainedHeadKind
 from outrider.draft.training.own_answers import TappedRow, TokenRow, teach
 from outrider.engine.model.load import load_model
 from outrider.engine.passes.runner import ModelRunner
@@ -78,7 +77,7 @@ def _rows() -> list[TokenRow]:
 
 
 @cache
-def _trained(kind: TrainedKind) -> TrainedHead:
+def _trained(kind: TrainedHeadKind) -> TrainedHead:
     """A head after eight steps: its first choices are right far more often than not."""
     large = shipped_pair().large
     taps = default_taps(kind, large.config.num_layers)

@@ -35,7 +35,7 @@ from outrider.verifier.sampling import (
 )
 from outrider.verifier.token_logprobs import TokenLogprobs
 
-_NUM_CANDIDATES: Final = 2
+_NUM_RIVALS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class NextToken:
     """A next token, or `NOT_FINITE`."""
 
     token_id: int
-    candidates: list[tuple[int, float]]
+    rivals: list[tuple[int, float]]
     """With `rival_noise`, (token id, chance) of it and of the likeliest under them."""
     logprobs: tuple[TokenLogprobs, ...]
     """One entry, or none."""
@@ -70,23 +70,23 @@ def next_tokens(rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
     ranked = [number for number, row in enumerate(rows) if row.rival_noise is not None]
     wanted = [row.sequence.sampling.num_logprobs for row in rows]
     reported = [number for number, count in enumerate(wanted) if count is not None]
-    rivals = [_group(rows[number].sequence, rows[number].rival_noise) for number in ranked]
+    rival_groups = [_group(rows[number].sequence, rows[number].rival_noise) for number in ranked]
     processed = process_logits(logits, groups)
     indices = [np.array(numbers, dtype=np.int64) for numbers in (ranked, reported)]
     if uses_triton(logits):
-        words = [sampling_words(own) for own in (groups, rivals)]
+        words = [sampling_words(own) for own in (groups, rival_groups)]
         own_words, rival_words, *index = upload_all([*words, *indices], logits.device)
         chosen = top_tokens(processed, sampling_rows_of(own_words, groups), 1).token_ids[:, 0]
         ranks = _of_rows(processed, index[0])
-        scores = perturb(ranks, sampling_rows_of(rival_words, rivals)) if ranked else ranks
+        scores = perturb(ranks, sampling_rows_of(rival_words, rival_groups)) if ranked else ranks
     else:
         index = [torch.from_numpy(numbers) for numbers in indices]
         chosen = choose_tokens(processed, groups)
         ranks = _of_rows(processed, index[0])
-        scores = perturbed(ranks, rivals) if ranked else ranks
+        scores = perturbed(ranks, rival_groups) if ranked else ranks
     found = [mark_not_finite(chosen, logits)]
     if ranked:
-        found += _candidates(scores, _of_rows(chosen, index[0]))
+        found += _rivals(scores, _of_rows(chosen, index[0]))
     report: LogprobRows | None = None
     if reported:
         own = _of_rows(logits, index[1]), _of_rows(chosen, index[1])
@@ -104,10 +104,10 @@ def _of_rows(values: Tensor, index: Tensor) -> Tensor:
     return values if len(index) == len(values) else values.index_select(0, index)
 
 
-def _candidates(scores: Tensor, chosen: Tensor) -> list[Tensor]:
+def _rivals(scores: Tensor, chosen: Tensor) -> list[Tensor]:
     """Ids, int64, and chances, float32, [num_ranked, 3] each: of the chosen, of the likeliest."""
     chances = scores.softmax(-1)
-    best = chances.topk(min(_NUM_CANDIDATES, chances.shape[1]))
+    best = chances.topk(min(_NUM_RIVALS, chances.shape[1]))
     ids = torch.cat((chosen[:, None], best.indices), dim=1)
     return [ids, torch.cat((chances.gather(1, chosen[:, None]), best.values), dim=1)]
 
@@ -119,11 +119,11 @@ def _answers(
     wanted: list[int | None],
 ) -> list[NextToken]:
     tokens: list[int] = found[0].tolist()
-    candidates: dict[int, list[tuple[int, float]]] = {}
+    rivals: dict[int, list[tuple[int, float]]] = {}
     if ranked:
         for number, ids, probs in zip(ranked, found[1].tolist(), found[2].tolist(), strict=True):
             # The chosen token is mostly among the best: each is named once.
-            candidates[number] = list(dict(zip(ids, probs, strict=True)).items())
+            rivals[number] = list(dict(zip(ids, probs, strict=True)).items())
     entries: dict[int, TokenLogprobs] = {}
     if reported:
         counts = [wanted[number] or 0 for number in reported]
@@ -132,7 +132,7 @@ def _answers(
     return [
         NextToken(
             token_id=token,
-            candidates=candidates.get(number, []),
+            rivals=rivals.get(number, []),
             logprobs=(entries[number],) if number in entries else (),
         )
         for number, token in enumerate(tokens)

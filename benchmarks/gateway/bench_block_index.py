@@ -28,7 +28,8 @@ from outrider.engine.cache.block_pool import prefix_hashes, prefix_root
 from outrider.engine.events import TierInfo
 from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
-from outrider.gateway.engines.fleet.block_index import BlockIndex, Keys
+from outrider.gateway.engines.fleet.block_index import BlockIndex
+from outrider.gateway.engines.fleet.block_table import Keys
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.replica_placement import Loads, ReplicaLoad
 from outrider.verifier.params import SamplingParams

@@ -36,7 +36,7 @@ from outrider.gateway.tools.measuring.bench.plan import BenchPlan, LoadSettings
 from outrider.gateway.tools.measuring.bench.results import BenchResult
 from outrider.gateway.tools.measuring.bench.runner import run_bench
 from outrider.gateway.tools.measuring.bench.workloads import WorkloadSettings
-from outrider.gateway.tools.measuring.plan.check import Compared, compare
+from outrider.gateway.tools.measuring.plan.check import PredictedFigure, compare
 from outrider.gateway.tools.measuring.plan.measure import Measurement, measure
 from outrider.gateway.tools.measuring.plan.simulate import System
 
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     router = arguments.large.parent / "router"
     given = [f"--large={arguments.large}", f"--small={arguments.small}"]
     given += [f"--dtype={arguments.dtype}", *([f"--router={router}"] if router.is_dir() else [])]
-    compared: dict[str, list[Compared]] = {}
+    compared: dict[str, list[PredictedFigure]] = {}
     with GatewayProcess(given) as gateway:
         url = gateway.start()
         for way in WAYS:

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from outrider.gateway.engines.fleet.block_index import Keys
+from outrider.gateway.engines.fleet.block_table import Keys
 
 BLOCK: Final = 512
 """Tokens of a block in the trace: equal ids share a prefix."""

@@ -16,7 +16,8 @@ from outrider.engine.events import TierInfo
 from outrider.engine.request import EngineRequest
 from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
 from outrider.gateway.engines.fleet.autoscaling import FleetFigures, ScaleToLatency
-from outrider.gateway.engines.fleet.block_index import BlockIndex, Depths, Keys
+from outrider.gateway.engines.fleet.block_index import BlockIndex, Depths
+from outrider.gateway.engines.fleet.block_table import Keys
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.replica_placement import (
     LeastWork,

@@ -17,7 +17,7 @@ import torch
 from outrider.draft.budget.level_host_times import LevelHostTimes
 
 
-class Mark(Protocol):
+class DeviceMark(Protocol):
     """A place in the device's queue, as `torch.cuda.Event` with times is."""
 
     def record(self) -> None:
@@ -26,7 +26,7 @@ class Mark(Protocol):
     def query(self) -> bool:
         """True if the device has come to it."""
 
-    def elapsed_time(self, end: "Mark") -> float:
+    def elapsed_time(self, end: "DeviceMark") -> float:
         """Return the milliseconds from this one to another; the device has come to both."""
 
 
@@ -45,16 +45,16 @@ class HostMark:
         """Return True: the host's time has passed."""
         return True
 
-    def elapsed_time(self, end: Mark) -> float:
+    def elapsed_time(self, end: DeviceMark) -> float:
         """Return milliseconds."""
         return (cast("HostMark", end).at_s - self.at_s) * 1e3
 
 
-def mark_maker(device: torch.device, clock: Callable[[], float]) -> Callable[[], Mark]:
+def mark_maker(device: torch.device, clock: Callable[[], float]) -> Callable[[], DeviceMark]:
     """Return what makes marks in the queue of a device; the clock is for a CPU."""
     if device.type == "cpu":
         return lambda: HostMark(clock)
-    return lambda: cast("Mark", torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+    return lambda: cast("DeviceMark", torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +63,17 @@ class _Level:
 
     num_trees: int
     pass_s: float
-    begin: Mark
+    begin: DeviceMark
 
 
 class LevelClock:
     """Times the levels of drafts on the device without waiting for it; `times` learns from them."""
 
-    def __init__(self, times: LevelHostTimes, make_mark: Callable[[], Mark]) -> None:
+    def __init__(self, times: LevelHostTimes, make_mark: Callable[[], DeviceMark]) -> None:
         self._times = times
         self._make_mark = make_mark
         self._open: _Level | None = None
-        self._pending: deque[tuple[_Level, Mark]] = deque()
+        self._pending: deque[tuple[_Level, DeviceMark]] = deque()
 
     def begin_level(self, *, num_trees: int, pass_s: float) -> None:
         """A level's pass is launched next; the level before it is over."""
@@ -93,7 +93,7 @@ class LevelClock:
             beside_s = seconds - level.pass_s
             self._times.observe(level.num_trees, beside_s, expected_s=level.pass_s)
 
-    def _end_level(self) -> Mark:
+    def _end_level(self) -> DeviceMark:
         mark = self._make_mark()
         mark.record()
         if self._open is not None:

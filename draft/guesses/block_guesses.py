@@ -16,7 +16,7 @@ from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft
 from outrider.draft.guesses.head_guesses import HeadGuesses
 from outrider.draft.guesses.head_texts import Head, HeadTexts
-from outrider.draft.guesses.model_guesses import Children, Slices
+from outrider.draft.guesses.model_guesses import LikelyTokens, Slices
 from outrider.draft.heads.protocol import BlockLayout
 from outrider.draft.trees.tree_batch import DraftTree
 from outrider.engine.cache.block_pool import OutOfBlocksError
@@ -157,7 +157,9 @@ class BlockGuesses(HeadGuesses):
                 break
 
 
-def grow_products(tree: DraftTree, children: SequenceOf[Children], *, min_path_prob: float) -> None:
+def grow_products(
+    tree: DraftTree, children: SequenceOf[LikelyTokens], *, min_path_prob: float
+) -> None:
     """Add the likeliest paths of a tree whose nodes at depth d all have the children number d."""
     while tree.frontier:
         tree.grow([children[depth] for depth in tree.frontier_depths()])

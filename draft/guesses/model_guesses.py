@@ -18,7 +18,7 @@ from outrider.kernels.sampling.likeliest import Likeliest, likeliest_tokens
 from outrider.verifier.sampling import RowGroup, perturbed_scores, takes_greatest
 
 Slices = list[tuple[Draft, ForwardSlice]]
-Children = list[tuple[int, float]]  # token ids and their chances
+LikelyTokens = list[tuple[int, float]]  # token ids and their chances
 
 
 class ModelGuesses:
@@ -215,7 +215,7 @@ class ModelGuesses:
         # Given the shared noise, the chance that the target agrees follows from a token's lead.
         return likeliest_tokens(scores, min(self._config.max_branching, scores.shape[1]))
 
-    def _likeliest(self, logits: Tensor, groups: SequenceOf[RowGroup]) -> list[Children]:
+    def _likeliest(self, logits: Tensor, groups: SequenceOf[RowGroup]) -> list[LikelyTokens]:
         """Leave out those that are less likely than `min_path_prob`."""
         best = self._ranked(logits, groups)
         floor = self._config.min_path_prob

@@ -54,13 +54,13 @@ class TextGuesses:
     def _retrace(self, draft: Draft) -> None:
         """Add what the small model wrote before the answer changed its tier, and its rivals."""
         sequence = draft.sequence
-        if not sequence.proposal_candidates or "model" not in draft.sources:
+        if not sequence.proposal_rivals or "model" not in draft.sources:
             return
         place = self._text.num_retraced(sequence)
         if place is not None:
             draft.tree.add_answer(
                 sequence.proposal_token_ids[place:],
-                sequence.proposal_candidates[place : place + draft.max_answer_depth],
+                sequence.proposal_rivals[place : place + draft.max_answer_depth],
                 min_path_prob=self._config.min_path_prob,
             )
 

@@ -262,7 +262,7 @@ def _owner(sequence: Sequence) -> _Owner:
 def _is_retraced(sequence: Sequence, cursor: PredictionCursor) -> bool:
     """True if the next tokens of the retracted answer have chances of their own."""
     place = cursor.num_retraced
-    return place is not None and place < len(sequence.proposal_candidates)
+    return place is not None and place < len(sequence.proposal_rivals)
 
 
 def _length_of(found: tuple[SuffixIndex, Match]) -> int:

@@ -52,7 +52,7 @@ _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class GrownAxis:
     """Growth of an axis."""
 
     size: int
@@ -63,10 +63,10 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class GrowthPlan:
     """Everything that decides a tensor of the new checkpoint, apart from the old tensor."""
 
-    axes: dict[str, Axis]
+    axes: dict[str, GrownAxis]
     """By the names hidden, query, key, unit."""
     layers: tuple[int | None, ...]
     """The old layer that each new layer is; None for an added one."""
@@ -107,7 +107,7 @@ def expand(
     write_shards(out, _tensors(checkpoint, plan, track))
 
 
-def _plan(checkpoint: Checkpoint, shape: Shape, *, dtype: torch.dtype, seed: int) -> Plan:
+def _plan(checkpoint: Checkpoint, shape: Shape, *, dtype: torch.dtype, seed: int) -> GrowthPlan:
     old = Shape.of(checkpoint.config)
     for name in ("hidden_size", "num_layers", "intermediate_size", "num_heads", "num_kv_heads"):
         if getattr(shape, name) < getattr(old, name):
@@ -120,7 +120,7 @@ def _plan(checkpoint: Checkpoint, shape: Shape, *, dtype: torch.dtype, seed: int
         raise ExpandError(
             f"hidden_size={shape.hidden_size} is not a multiple of num_heads={shape.num_heads}"
         )
-    return Plan(
+    return GrowthPlan(
         axes={
             "hidden": _prefix_axis(old.hidden_size, shape.hidden_size),
             "unit": _prefix_axis(old.intermediate_size, shape.intermediate_size),
@@ -159,16 +159,16 @@ def _head_places(old: Shape, new: Shape) -> tuple[list[tuple[int, int]], list[tu
     return query_heads, key_heads
 
 
-def _prefix_axis(old_size: int, new_size: int) -> Axis:
+def _prefix_axis(old_size: int, new_size: int) -> GrownAxis:
     places = torch.arange(old_size)
-    return Axis(size=new_size, places=places, sources=places)
+    return GrownAxis(size=new_size, places=places, sources=places)
 
 
-def _head_axis(heads: list[tuple[int, int]], num_heads: int, head_dim: int) -> Axis:
+def _head_axis(heads: list[tuple[int, int]], num_heads: int, head_dim: int) -> GrownAxis:
     channels = torch.arange(head_dim)
     sources = torch.cat([old * head_dim + channels for old, _ in heads])
     places = torch.cat([new * head_dim + channels for _, new in heads])
-    return Axis(size=num_heads * head_dim, places=places, sources=sources)
+    return GrownAxis(size=num_heads * head_dim, places=places, sources=sources)
 
 
 def spread(num_old: int, num_new: int) -> tuple[int | None, ...]:
@@ -180,7 +180,7 @@ def spread(num_old: int, num_new: int) -> tuple[int | None, ...]:
 
 
 def _tensors(
-    checkpoint: Checkpoint, plan: Plan, track: Callable[[range], Iterable[int]]
+    checkpoint: Checkpoint, plan: GrowthPlan, track: Callable[[range], Iterable[int]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and value of every tensor of the new checkpoint, one layer after the other."""
     embedding = checkpoint.tensor("model.embed_tokens.weight")
@@ -207,7 +207,7 @@ def _layer_names(checkpoint: Checkpoint) -> tuple[str, ...]:
     return tuple(name.removeprefix(prefix) for name in checkpoint.names if name.startswith(prefix))
 
 
-def _layer_tensor(checkpoint: Checkpoint, plan: Plan, layer: int, name: str) -> torch.Tensor:
+def _layer_tensor(checkpoint: Checkpoint, plan: GrowthPlan, layer: int, name: str) -> torch.Tensor:
     """One tensor of one new layer; for an added layer there is no old one."""
     source = plan.layers[layer]
     old = None if source is None else checkpoint.tensor(f"model.layers.{source}.{name}").float()
@@ -239,7 +239,7 @@ def _layer_tensor(checkpoint: Checkpoint, plan: Plan, layer: int, name: str) -> 
     return new.to(plan.dtype)
 
 
-def _grown_norm(plan: Plan, key: str, old: torch.Tensor | None) -> torch.Tensor:
+def _grown_norm(plan: GrowthPlan, key: str, old: torch.Tensor | None) -> torch.Tensor:
     hidden = plan.axes["hidden"]
     new = 1.0 + 0.1 * _normal(plan, key, (hidden.size,))
     if old is not None:
@@ -247,12 +247,12 @@ def _grown_norm(plan: Plan, key: str, old: torch.Tensor | None) -> torch.Tensor:
     return new
 
 
-def _random(plan: Plan, key: str, shape: tuple[int, int]) -> torch.Tensor:
+def _random(plan: GrowthPlan, key: str, shape: tuple[int, int]) -> torch.Tensor:
     """Draw weights of a size that keeps activations of order one."""
     return _normal(plan, key, shape) / math.sqrt(shape[1])
 
 
-def _normal(plan: Plan, key: str, shape: tuple[int, ...]) -> torch.Tensor:
+def _normal(plan: GrowthPlan, key: str, shape: tuple[int, ...]) -> torch.Tensor:
     """Standard normal numbers that depend on the seed and the tensor's name only."""
     digest = hashlib.sha256(f"{plan.seed}/{key}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -270,7 +270,7 @@ def _check_names(checkpoint: Checkpoint) -> None:
             raise ExpandError(f"tensor {name} is not one of a Llama-family model")
 
 
-def _new_config(checkpoint: Checkpoint, shape: Shape, plan: Plan) -> dict[str, Any]:
+def _new_config(checkpoint: Checkpoint, shape: Shape, plan: GrowthPlan) -> dict[str, Any]:
     config = dict(checkpoint.config)
     config.pop("torch_dtype", None)
     config |= {

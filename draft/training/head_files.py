@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.draft.training.distill import DistillError
-from outrider.draft.training.head_model import HeadKind, HeadSizes, TargetEnds, TrainedHead
+from outrider.draft.training.head_model import HeadSizes, TargetEnds, TrainedHead, TrainedHeadKind
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.model.config import ModelConfig
 from outrider.engine.model.decoder import DTYPES
@@ -36,7 +36,7 @@ _FROM_TARGET = {"hidden_norm.weight": "input_layernorm.weight"}
 _BESIDE = 0.3
 
 
-def default_taps(kind: HeadKind, num_layers: int) -> tuple[int, ...]:
+def default_taps(kind: TrainedHeadKind, num_layers: int) -> tuple[int, ...]:
     """The hidden states that a head reads: EAGLE-3's low, middle and high one; the last for MTP.
 
     vLLM and SGLang read the same three where a config names none.
@@ -49,7 +49,7 @@ def default_taps(kind: HeadKind, num_layers: int) -> tuple[int, ...]:
     return (2, num_layers // 2, num_layers - 3)
 
 
-def head_sizes(kind: HeadKind, target: ModelConfig, draft_vocab_size: int) -> HeadSizes:
+def head_sizes(kind: TrainedHeadKind, target: ModelConfig, draft_vocab_size: int) -> HeadSizes:
     """The sizes of a head: a plain layer as wide as the large model's."""
     is_dense_beside_experts = kind == "eagle3" and any(layer.is_sparse for layer in target.layers)
     return HeadSizes(

@@ -23,7 +23,7 @@ from outrider.draft.training.head_files import (
     read_target_ends,
     write_head,
 )
-from outrider.draft.training.head_model import HEADS, HeadKind, TrainedHead
+from outrider.draft.training.head_model import HEADS, TrainedHead, TrainedHeadKind
 from outrider.draft.training.model_card import head_card
 from outrider.draft.training.own_answers import TappedRow, given_answers, render_prompts
 from outrider.draft.training.prompt_file import read_prompts
@@ -40,7 +40,7 @@ _BLOCK_SIZE = 16
 class HeadJob(DrafterJob):
     """A head to train."""
 
-    kind: HeadKind
+    kind: TrainedHeadKind
     draft_vocab_size: int | None = None
     """Tokens that it can guess, the most frequent ones. None for all, at most 32,000."""
     unroll: int = 7
@@ -113,7 +113,12 @@ def tapped_runner(runner: ModelRunner, taps: tuple[int, ...]) -> ModelRunner:
 
 
 def fresh_head(
-    kind: HeadKind, large: Path, rows: Sequence[TappedRow], draft_vocab_size: int, *, seed: int
+    kind: TrainedHeadKind,
+    large: Path,
+    rows: Sequence[TappedRow],
+    draft_vocab_size: int,
+    *,
+    seed: int,
 ) -> TrainedHead:
     """An untrained head that can guess the tokens most frequent in the rows' answers."""
     target = read_model_config(large)

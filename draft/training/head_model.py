@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-HeadKind = Literal["eagle3", "mtp"]
+TrainedHeadKind = Literal["eagle3", "mtp"]
 
 # What fc adds of the taps before the last at the beginning, in parts of what is random otherwise.
 _OTHER_TAPS = 0.3
@@ -63,7 +63,7 @@ class UnrollRows:
     """[batch, num_rows], each the place whose taps it has."""
 
 
-class RmsNorm(nn.Module):
+class TrainableRmsNorm(nn.Module):
     """x / rms(x) * weight, in float32 whatever products are computed in."""
 
     def __init__(self, size: int, *, eps: float) -> None:
@@ -93,7 +93,7 @@ class _Attention(nn.Module):
         self.q_norm = self.k_norm = None
         if sizes.has_head_norms:
             self.q_norm, self.k_norm = (
-                RmsNorm(sizes.head_dim, eps=sizes.norm_eps) for _ in range(2)
+                TrainableRmsNorm(sizes.head_dim, eps=sizes.norm_eps) for _ in range(2)
             )
         self._num_kv_heads = sizes.num_kv_heads
         self._head_dim = sizes.head_dim
@@ -117,7 +117,7 @@ class _Attention(nn.Module):
         heads = product.view(batch, length, self._num_kv_heads, -1, self._head_dim)
         return heads.permute(0, 2, 3, 1, 4)
 
-    def _turned(self, heads: Tensor, norm: "RmsNorm | None", places: Tensor) -> Tensor:
+    def _turned(self, heads: Tensor, norm: "TrainableRmsNorm | None", places: Tensor) -> Tensor:
         product = heads
         if norm is not None:
             heads = norm(heads)
@@ -149,8 +149,8 @@ class _Layer(nn.Module):
         super().__init__()
         self.self_attn = _Attention(sizes, in_size)
         self.mlp = _Mlp(sizes)
-        self.input_layernorm = RmsNorm(sizes.hidden_size, eps=sizes.norm_eps)
-        self.post_attention_layernorm = RmsNorm(sizes.hidden_size, eps=sizes.norm_eps)
+        self.input_layernorm = TrainableRmsNorm(sizes.hidden_size, eps=sizes.norm_eps)
+        self.post_attention_layernorm = TrainableRmsNorm(sizes.hidden_size, eps=sizes.norm_eps)
 
 
 class _Eagle3Layer(_Layer):
@@ -158,13 +158,13 @@ class _Eagle3Layer(_Layer):
 
     def __init__(self, sizes: HeadSizes) -> None:
         super().__init__(sizes, 2 * sizes.hidden_size)
-        self.hidden_norm = RmsNorm(sizes.hidden_size, eps=sizes.norm_eps)
+        self.hidden_norm = TrainableRmsNorm(sizes.hidden_size, eps=sizes.norm_eps)
 
 
 class TrainedHead(nn.Module):
     """A head in training."""
 
-    kind: HeadKind
+    kind: TrainedHeadKind
     sizes: HeadSizes
     embedding: Tensor
     """The large model's token vectors, which stay as they are."""
@@ -259,7 +259,7 @@ def _attend(
 class Eagle3Head(TrainedHead):
     """EAGLE-3: three taps through fc; attention reads token vector and features side by side."""
 
-    kind: HeadKind = "eagle3"
+    kind: TrainedHeadKind = "eagle3"
 
     def __init__(self, sizes: HeadSizes, ends: TargetEnds, token_ids: Tensor) -> None:
         """Begin as the last tap with the large model's output matrix."""
@@ -267,7 +267,7 @@ class Eagle3Head(TrainedHead):
         width = sizes.hidden_size
         self.fc = nn.Linear(len(sizes.tap_layers) * width, width, bias=False)
         self.midlayer = _Eagle3Layer(sizes)
-        self.norm = RmsNorm(width, eps=sizes.norm_eps)
+        self.norm = TrainableRmsNorm(width, eps=sizes.norm_eps)
         self.lm_head = nn.Linear(width, sizes.draft_vocab_size, bias=False)
         with torch.no_grad():
             self.fc.weight[:, :-width] *= _OTHER_TAPS
@@ -306,18 +306,18 @@ class MtpHead(TrainedHead):
     It shares the large model's output matrix, which stays as it is.
     """
 
-    kind: HeadKind = "mtp"
+    kind: TrainedHeadKind = "mtp"
     head: Tensor
 
     def __init__(self, sizes: HeadSizes, ends: TargetEnds, token_ids: Tensor) -> None:
         """Begin with the hidden state as the stream."""
         super().__init__(sizes, ends, token_ids)
         width, eps = sizes.hidden_size, sizes.norm_eps
-        self.pre_fc_norm_embedding = RmsNorm(width, eps=eps)
-        self.pre_fc_norm_hidden = RmsNorm(width, eps=eps)
+        self.pre_fc_norm_embedding = TrainableRmsNorm(width, eps=eps)
+        self.pre_fc_norm_hidden = TrainableRmsNorm(width, eps=eps)
         self.fc = nn.Linear(2 * width, width, bias=False)
         self.layers = nn.ModuleList([_Layer(sizes, width)])
-        self.norm = RmsNorm(width, eps=eps)
+        self.norm = TrainableRmsNorm(width, eps=eps)
         self.register_buffer("head", ends.head[token_ids].float(), persistent=False)
         with torch.no_grad():
             self.fc.weight[:, width:] += torch.eye(width)
@@ -350,4 +350,4 @@ class MtpHead(TrainedHead):
         return functional.linear(hidden, self.head.to(hidden.dtype))
 
 
-HEADS: dict[HeadKind, type[TrainedHead]] = {"eagle3": Eagle3Head, "mtp": MtpHead}
+HEADS: dict[TrainedHeadKind, type[TrainedHead]] = {"eagle3": Eagle3Head, "mtp": MtpHead}

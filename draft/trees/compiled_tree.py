@@ -19,7 +19,7 @@ from outrider.draft.trees.guess_tree import GuessTree
 from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
-from outrider.engine.sequences.sequence import Candidates
+from outrider.engine.sequences.sequence import Rivals
 from outrider.kernels.cpu.tree_library import TreeLibrary, TreeStruct
 from outrider.kernels.sampling.likeliest import Likeliest
 from outrider.kernels.tree_bounds import MASK_WORDS, MAX_TREE_NODES
@@ -97,7 +97,7 @@ class CompiledTree(TreeStruct, GuessTree):
         )
 
     def add_answer(
-        self, token_ids: Iterable[int], places: Iterable[Candidates], *, min_path_prob: float
+        self, token_ids: Iterable[int], places: Iterable[Rivals], *, min_path_prob: float
     ) -> None:
         """Merge what the small model wrote here before; see `GrowingTree.add_answer`."""
         steps = list(zip(token_ids, places, strict=False))

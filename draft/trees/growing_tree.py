@@ -16,7 +16,7 @@ from outrider.draft.trees.guess_tree import GuessTree
 from outrider.draft.trees.tree_candidate import TreeCandidate
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice
-from outrider.engine.sequences.sequence import Candidates
+from outrider.engine.sequences.sequence import Rivals
 from outrider.kernels.tree_bounds import MAX_TREE_NODES
 from outrider.verifier.token_tree import SOURCE_BIT
 
@@ -84,7 +84,7 @@ class GrowingTree(GuessTree):
         self._multiply_down(node)
 
     def add_answer(
-        self, token_ids: Iterable[int], places: Iterable[Candidates], *, min_path_prob: float
+        self, token_ids: Iterable[int], places: Iterable[Rivals], *, min_path_prob: float
     ) -> None:
         """Merge what the small model wrote here before, and what else it had in mind there.
 

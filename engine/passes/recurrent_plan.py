@@ -12,12 +12,11 @@ from torch import Tensor
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.cache.recurrent_lines import BOUNDARY, LINE_ROWS, RecurrentLine
 from outrider.engine.model.recurrent_cache import RecurrentCache, RecurrentPass, RecurrentStep
+from outrider.kernels.arrays import Ints64
 from outrider.kernels.recurrent.delta_rows import DeltaBatch
 from outrider.kernels.recurrent.fold_states import StateFolds
 from outrider.kernels.recurrent.tree_conv import ConvPlan
 from outrider.kernels.triton_support import next_power_of_2
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +37,19 @@ class RecurrentRows:
 class _Fold:
     source: int
     target: int
-    rows: Ints
-    behind: Ints
+    rows: Ints64
+    behind: Ints64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Segment:
     """Rows that one batch computes for a sequence; see `DeltaBatch`."""
 
-    rows: Ints
-    writes: Ints
-    prior: Ints
+    rows: Ints64
+    writes: Ints64
+    prior: Ints64
     state: int
-    parent: Ints
+    parent: Ints64
     sees_prior: npt.NDArray[np.bool_]
     sees_own: npt.NDArray[np.bool_]
 
@@ -69,7 +68,7 @@ class RecurrentPlanner:
         self._num_far = num_taps - 1
         self._block_size = block_size
         self._device = cache.line_blocks.device
-        self._known_blocks: Ints = np.full(len(cache.line_blocks), -1, dtype=np.int64)
+        self._known_blocks: Ints64 = np.full(len(cache.line_blocks), -1, dtype=np.int64)
 
     def plan(self, pieces: Iterable[RecurrentRows], num_rows: int) -> RecurrentPass:
         """Plan a pass of `num_rows` rows, all of which are in `pieces`."""
@@ -112,9 +111,9 @@ class _PassPlan:
         self._num_rows = num_rows
         self._num_far = num_far
         self._works: list[_Work] = []
-        self._taps: Ints = np.full((num_rows, num_far), -1, dtype=np.int64)
-        self._kept_taps: Ints = np.full((num_rows, num_far), cache.zero_input, dtype=np.int64)
-        self._kept: Ints = np.full(num_rows, cache.waste_input, dtype=np.int64)
+        self._taps: Ints64 = np.full((num_rows, num_far), -1, dtype=np.int64)
+        self._kept_taps: Ints64 = np.full((num_rows, num_far), cache.zero_input, dtype=np.int64)
+        self._kept: Ints64 = np.full(num_rows, cache.waste_input, dtype=np.int64)
         self._tails: list[tuple[int, int, int]] = []
         self._released: list[tuple[RecurrentLine, int]] = []
         self._folded = -1  # the step of the view's last fold
@@ -196,7 +195,7 @@ class _PassPlan:
         )
 
     def _tree_segment(
-        self, line: RecurrentLine, piece: RecurrentRows, slots: Ints, begin: int
+        self, line: RecurrentLine, piece: RecurrentRows, slots: Ints64, begin: int
     ) -> _Segment:
         """Return a tree's rows from number `begin` on as a segment; `slots`: of all, ascending."""
         slots = slots[begin : begin + BOUNDARY]
@@ -286,7 +285,7 @@ class _Inputs:
             return -1, _line_row(self._line, slot)
         return -1, self._cache.tail(self._state, slot - self._num_tokens + self._num_far)
 
-    def write_taps(self, taps: Ints, kept_taps: Ints) -> None:
+    def write_taps(self, taps: Ints64, kept_taps: Ints64) -> None:
         """Write each row's ancestors, the parent last."""
         for piece in self._pieces:
             slots = piece.slots
@@ -326,11 +325,11 @@ def _line_row(line: RecurrentLine, slot: int) -> int:
     return line.number * LINE_ROWS + slot % LINE_ROWS
 
 
-def _rows_of(line: RecurrentLine, slots: Ints) -> Ints:
+def _rows_of(line: RecurrentLine, slots: Ints64) -> Ints64:
     return _line_row(line, 0) + slots % LINE_ROWS
 
 
-def _line_rows(line: RecurrentLine, first: int, last: int) -> Ints:
+def _line_rows(line: RecurrentLine, first: int, last: int) -> Ints64:
     return _rows_of(line, np.arange(first, last))
 
 
@@ -392,5 +391,5 @@ def _folds(folds: list[_Fold], device: torch.device) -> StateFolds:
     )
 
 
-def _upload(values: "Ints | npt.NDArray[np.bool_]", device: torch.device) -> Tensor:
+def _upload(values: "Ints64 | npt.NDArray[np.bool_]", device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)

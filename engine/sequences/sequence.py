@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # they load torch, which the queue does without
 _arrival_numbers = itertools.count()
 
 # (token id, chance) of the likeliest tokens at one place, the one that was written among them.
-Candidates = list[tuple[int, float]]
+Rivals = list[tuple[int, float]]
 
 
 class SequenceStatus(enum.Enum):
@@ -57,12 +57,12 @@ class Sequence:
     finish_reason: FinishReason | None = None
     proposal_token_ids: list[int] = field(default_factory=list)
     """An earlier answer, offered as a draft: what a switch from the other tier leaves behind."""
-    proposal_candidates: list[Candidates] = field(default_factory=list)
+    proposal_rivals: list[Rivals] = field(default_factory=list)
     """That tier's likeliest tokens at each of the proposal's places, if they were kept."""
-    candidates: list[Candidates] = field(default_factory=list)
+    rivals: list[Rivals] = field(default_factory=list)
     """The same of the answer that is being written, for the large tier."""
     large_noise: "SequenceNoise | None" = None
-    """The large tier's own noise, by which `candidates` are found."""
+    """The large tier's own noise, by which `rivals` are found."""
     held_reason: FinishReason | None = None
     """Why a watched answer ended that waits for `keep_on_tier` or a change of tier."""
     stays_on_tier: bool = False
@@ -204,7 +204,7 @@ class Sequence:
         """
         is_up = tier == "large"
         self.proposal_token_ids = self.output_token_ids if is_up else []
-        self.proposal_candidates = self.candidates if is_up else []
+        self.proposal_rivals = self.rivals if is_up else []
         del self.token_ids[self.num_prompt_tokens :]
         self.continue_on(tier, noise)
         self.prompt_logprobs = []
@@ -216,7 +216,7 @@ class Sequence:
     def continue_on(self, tier: Tier, noise: "SequenceNoise") -> None:
         """Leave the rest of the answer to another tier."""
         self.tier, self.noise = tier, noise
-        self.candidates = []
+        self.rivals = []
         self.held_reason = None
         self.prefill_was_reported = False
         self.num_cached_tokens = None

@@ -180,7 +180,7 @@ class Drafting:
         chosen = self._verifier.next_tokens(rows, done.output.logits[first : first + len(rows)])
         for item, row, token in zip(done.items, rows, chosen, strict=True):
             if row.rival_noise is not None:
-                item.sequence.candidates.append(token.candidates)
+                item.sequence.rivals.append(token.rivals)
         done.verdicts = [Verdict.of([], [token.token_id]) for token in chosen]
         done.logprobs = [token.logprobs for token in chosen]
         self._accept(done)

@@ -81,7 +81,7 @@ class TierSwitcher:
         return TierSwitched(request_id=sequence.request_id, tier=tier, keeps_answer=keeps_answer)
 
     def rival_noise(self, sequence: Sequence) -> SequenceNoise | None:
-        """The noise by which a watched answer's candidates are ranked; None where none are wanted.
+        """The noise by which a watched answer's rivals are ranked; None where none are wanted.
 
         What the small model thinks likeliest is ranked as a drafter would rank it: with the large
         tier's noise.
@@ -92,7 +92,7 @@ class TierSwitcher:
             and sequence.is_watched
             and sequence.request.speculation.enabled
             # Behind another tier's tokens, which were kept, the places would not be these.
-            and len(sequence.candidates) == sequence.num_output_tokens
+            and len(sequence.rivals) == sequence.num_output_tokens
         )
         if not is_wanted:
             return None

@@ -18,11 +18,10 @@ from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.device_rows import DeviceRows
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.sequences.sequence import Sequence
+from outrider.kernels.arrays import Ints64
 from outrider.kernels.sampling.sampling_rows import SamplingTable
 from outrider.verifier.token_tree import TokenTree
 from outrider.verifier.verdict import ForestVerdicts, Verdict
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -271,7 +270,7 @@ def num_free_slots(view: KVView, first_slot: int, *, num_sharing: int) -> int:
     return max(min(num_free, view.num_tree_slots - 1), 0)
 
 
-def slot_table(views: list[KVView | None], root_slots: list[int], width: int) -> Ints:
+def slot_table(views: list[KVView | None], root_slots: list[int], width: int) -> Ints64:
     """Cache slots of the logical ones from each root's on, int64 [num_trees, width].
 
     -1 where nothing is reserved, and all over where there is no view.

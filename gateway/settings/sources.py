@@ -49,7 +49,7 @@ _OWN_FLAGS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SettingsSource:
     """Values of one source, nested by section."""
 
     name: str
@@ -67,7 +67,7 @@ class Source:
                 return f"file {self.name}"
 
 
-def flag_source(flags: Mapping[str, Any]) -> Source:
+def flag_source(flags: Mapping[str, Any]) -> SettingsSource:
     """Nest the values of flags by section. Raises SettingsError."""
     values: dict[str, Any] = {}
     for key, value in flags.items():
@@ -81,14 +81,14 @@ def flag_source(flags: Mapping[str, Any]) -> Source:
                         f"flag --set {key}: --set {section} contradicts it; give one of them"
                     )
             here[name] = value
-    return Source("flag", values)
+    return SettingsSource("flag", values)
 
 
-def file_source(path: Path) -> Source:
+def file_source(path: Path) -> SettingsSource:
     """Read a settings file. Raises SettingsError."""
     try:
         with path.open("rb") as file:
-            return Source(str(path), tomllib.load(file))
+            return SettingsSource(str(path), tomllib.load(file))
     except OSError as error:
         raise SettingsError(f"file {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -104,7 +104,7 @@ def merge(target: dict[str, Any], values: Mapping[str, Any]) -> None:
             target[name] = dict(value) if isinstance(value, Mapping) else value
 
 
-def origin(path: Sequence[str], sources: Sequence[Source]) -> str:
+def origin(path: Sequence[str], sources: Sequence[SettingsSource]) -> str:
     """Return the setting's name in the source that wins."""
     return next((s.describe(path) for s in sources if _contains(s.values, path)), "default")
 

@@ -45,7 +45,7 @@ from outrider.gateway.settings.sections import is_missing_folder as is_missing_f
 from outrider.gateway.settings.slo import SloSettings
 from outrider.gateway.settings.sources import (
     ENV_PREFIX,
-    Source,
+    SettingsSource,
     file_source,
     flag_source,
     merge,
@@ -224,7 +224,7 @@ def _leave_out_demo(merged: dict[str, Any]) -> None:
         models |= {"large": NONE, "small": NONE}
 
 
-def _environment_source(environ: Mapping[str, str]) -> Source:
+def _environment_source(environ: Mapping[str, str]) -> SettingsSource:
     ours = {k: v for k, v in environ.items() if k.upper().startswith(ENV_PREFIX) and v}
     for name in ours:
         known = [_variable(path) for path in _known_paths(_path_of(name))]
@@ -235,7 +235,7 @@ def _environment_source(environ: Mapping[str, str]) -> Source:
     source = EnvSettingsSource(Settings)
     source.env_vars = {k.lower(): v for k, v in ours.items()}
     try:
-        return Source("environment", source())
+        return SettingsSource("environment", source())
     except SourceError as error:  # a whole section is written as JSON
         broken = next(name for name in ours if _holds_json(name) and not _is_json(ours[name]))
         raise SettingsError(
@@ -285,7 +285,7 @@ def _known_paths(wanted: Sequence[str]) -> list[tuple[str, ...]]:
     return filled_in(list(setting_paths()), wanted)
 
 
-def _explain(detail: ErrorDetails, sources: Sequence[Source]) -> Iterator[str]:
+def _explain(detail: ErrorDetails, sources: Sequence[SettingsSource]) -> Iterator[str]:
     """Yield one line for each error: the setting, the source of its value, and what is wrong."""
     if detail["type"] == _COMPLAINTS:
         for complaint in detail["ctx"]["complaints"]:
@@ -311,7 +311,7 @@ def _explain(detail: ErrorDetails, sources: Sequence[Source]) -> Iterator[str]:
             yield f"{where} = {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
-def _complaint_line(complaint: Complaint, sources: Sequence[Source]) -> str:
+def _complaint_line(complaint: Complaint, sources: Sequence[SettingsSource]) -> str:
     """Return the message about a setting that is valid itself, but contradicts another one."""
     name = ".".join(complaint.path)
     if complaint.value is None:

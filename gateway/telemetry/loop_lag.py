@@ -20,7 +20,7 @@ _INTERVAL_S: Final = 0.05
 _KEPT_S: Final = 300.0
 _KEPT_OF_STAGES: Final = 4096
 
-Stage = Literal["route", "prompt"]
+PlanningStage = Literal["route", "prompt"]
 """route: the router's decision. prompt: rendering and tokenising, where no thread does it."""
 
 
@@ -37,12 +37,12 @@ class StageTimes:
             buckets=_HELD_S,
             registry=registry,
         )
-        self._histograms = {stage: held.labels(stage) for stage in get_args(Stage)}
-        self._recent: dict[Stage, deque[float]] = {
-            stage: deque(maxlen=_KEPT_OF_STAGES) for stage in get_args(Stage)
+        self._histograms = {stage: held.labels(stage) for stage in get_args(PlanningStage)}
+        self._recent: dict[PlanningStage, deque[float]] = {
+            stage: deque(maxlen=_KEPT_OF_STAGES) for stage in get_args(PlanningStage)
         }
 
-    def observe(self, stage: Stage, held_s: float) -> None:
+    def observe(self, stage: PlanningStage, held_s: float) -> None:
         """Note that a stage of a request has ended."""
         self._histograms[stage].observe(held_s)
         self._recent[stage].append(held_s)

@@ -8,7 +8,7 @@ from typing import Protocol
 import uvloop
 
 
-class Run(Protocol):
+class LongRun(Protocol):
     """Something that runs for a long time."""
 
     async def run(self) -> None:
@@ -18,7 +18,7 @@ class Run(Protocol):
         """Finish what is under way and end; called again, end at once."""
 
 
-def serve_until_signalled(run: Run) -> None:
+def serve_until_signalled(run: LongRun) -> None:
     """Run in this thread until SIGINT or SIGTERM; a second signal does not wait for answers."""
 
     async def main() -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.draft.config import DraftConfig
-from outrider.draft.training.head_model import HeadKind as TrainedKind
-from outrider.draft.training.head_model import UnrollRows
+from outrider.draft.training.head_model import TrainedHeadKind, UnrollRows
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.request import EngineRequest
@@ -100,7 +99,7 @@ def defined(taught: Taught, text: tuple[int, ...], path: tuple[int, ...]) -> Ten
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
-def test_a_head_computes_what_it_was_trained_to(kind: TrainedKind) -> None:
+def test_a_head_computes_what_it_was_trained_to(kind: TrainedHeadKind) -> None:
     taught = taught_head(kind)
     engine = make_head_engine(
         taught.pair,

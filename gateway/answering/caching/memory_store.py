@@ -8,7 +8,7 @@ _ENTRY_BYTES: Final = 1024
 """The approximate memory of an entry beside its answer."""
 
 
-class Entry(Protocol):
+class KeptEntry(Protocol):
     """What is kept."""
 
     @property
@@ -20,7 +20,7 @@ class Entry(Protocol):
         """Whose it is: owners have a bound of their own."""
 
 
-Kept = TypeVar("Kept", bound=Entry)
+Kept = TypeVar("Kept", bound=KeptEntry)
 
 
 class MemoryStore(Generic[Kept]):
@@ -103,5 +103,5 @@ class MemoryStore(Generic[Kept]):
         self.num_bytes += num_bytes
 
 
-def _needed(entry: Entry) -> int:
+def _needed(entry: KeptEntry) -> int:
     return entry.num_bytes + _ENTRY_BYTES

@@ -14,8 +14,8 @@ from outrider.engine.model.checkpoint_files import end_token_ids, merged_ids
 from outrider.gateway.answering.text.chat_template import (
     TEMPLATE_ERRORS,
     ChatTemplate,
-    Conversation,
     PromptEnd,
+    TemplateMessages,
 )
 from outrider.gateway.answering.text.detokenizer import (
     Detokenizer,
@@ -327,7 +327,7 @@ class ChatTokenizer:
 
     def _render(
         self,
-        conversation: Conversation,
+        conversation: TemplateMessages,
         variables: dict[str, Any],
         end: PromptEnd,
         work: PromptWork,
@@ -359,7 +359,7 @@ class ChatTokenizer:
             opens_thinking = conversation[-1]["content"].strip() in ("", opening)
         return Prompt(token_ids=token_ids, opens_thinking=opens_thinking)
 
-    def _forges(self, conversation: Conversation, variables: dict[str, Any]) -> bool:
+    def _forges(self, conversation: TemplateMessages, variables: dict[str, Any]) -> bool:
         """Return whether a client's text spells a control token, which must stay plain text.
 
         Raises BadRequestError where a field's name does, or a text in disguise: these cannot be

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PromptEnd = Literal["new_answer", "messages", "final_message"]
 """new_answer: the template opens an answer. messages: nothing is written behind the messages.
 final_message: the last message is an answer that is left open."""
-Conversation = Sequence[Mapping[str, Any]]
+TemplateMessages = Sequence[Mapping[str, Any]]
 """Messages as JSON."""
 
 # The errors that templates and their filters raise on unexpected messages or variables.
@@ -68,7 +68,9 @@ class ChatTemplate:
             )
         return self._control[source]
 
-    def text(self, conversation: Conversation, variables: Mapping[str, Any], end: PromptEnd) -> str:
+    def text(
+        self, conversation: TemplateMessages, variables: Mapping[str, Any], end: PromptEnd
+    ) -> str:
         """Render the conversation. Raises TEMPLATE_ERRORS."""
         source = self._source(variables)
         messages = list(map(_completed, conversation))
@@ -92,8 +94,8 @@ class ChatTemplate:
         return _left_open(rendered, final) if end == "final_message" else rendered
 
     def fitted(
-        self, conversation: Conversation, variables: Mapping[str, Any], end: PromptEnd
-    ) -> tuple[Conversation, str]:
+        self, conversation: TemplateMessages, variables: Mapping[str, Any], end: PromptEnd
+    ) -> tuple[TemplateMessages, str]:
         """Return the conversation, in strict turns if the template wants them, and its text.
 
         Raises TEMPLATE_ERRORS, of the conversation as it came: its messages are the client's.
@@ -107,7 +109,7 @@ class ChatTemplate:
             raise
 
     def token_ids(
-        self, conversation: Conversation, variables: Mapping[str, Any], end: PromptEnd
+        self, conversation: TemplateMessages, variables: Mapping[str, Any], end: PromptEnd
     ) -> list[int]:
         """Render and encode it with all control tokens of its texts as plain text.
 
@@ -127,7 +129,7 @@ class ChatTemplate:
         return found
 
 
-def _strict_turns(conversation: Conversation) -> Iterator[Conversation]:
+def _strict_turns(conversation: TemplateMessages) -> Iterator[TemplateMessages]:
     """Yield the conversation as templates with strict turns take it, then without system messages.
 
     Many refuse two messages of a role in a row, which agents send; some refuse the system role,
@@ -141,7 +143,7 @@ def _strict_turns(conversation: Conversation) -> Iterator[Conversation]:
     yield _joined(users)
 
 
-def _joined(conversation: Conversation) -> Conversation:
+def _joined(conversation: TemplateMessages) -> TemplateMessages:
     """Join the texts of neighbours that have one role and nothing but a text."""
     turns: list[Mapping[str, Any]] = []
     for message in conversation:

@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.gateway.engines.backends.wire import HASH_BYTES, BlocksChanged, BlocksReset
-from outrider.gateway.engines.fleet.block_table import BlockTable
+from outrider.gateway.engines.fleet.block_table import BlockTable, Ints, Keys
 
-Keys = npt.NDArray[np.uint64]
 Depths = npt.NDArray[np.int32]
-Ints = npt.NDArray[np.int64]
 
 _FLUSHED_AT: Final = 2048
 _SWEPT_SLOTS: Final = 8192

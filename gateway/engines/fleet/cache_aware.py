@@ -12,8 +12,9 @@ import numpy as np
 from outrider.engine.cache.block_pool import prefix_hashes, prefix_root
 from outrider.engine.events import TierInfo
 from outrider.engine.request import EngineRequest
-from outrider.gateway.engines.fleet.block_index import BlockIndex, Depths, Keys, block_keys, grid
-from outrider.gateway.engines.fleet.replica_placement import Ints, Loads, least
+from outrider.gateway.engines.fleet.block_index import BlockIndex, Depths, block_keys, grid
+from outrider.gateway.engines.fleet.block_table import Ints, Keys
+from outrider.gateway.engines.fleet.replica_placement import Loads, least
 from outrider.verifier.params import Tier
 
 _PLACED_S: Final = 60.0

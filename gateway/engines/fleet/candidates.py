@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from outrider.engine.request import EngineRequest
+from outrider.gateway.engines.fleet.block_table import Ints
 from outrider.gateway.engines.fleet.replica import EngineReplica, needed_tiers, num_tokens
-from outrider.gateway.engines.fleet.replica_placement import Ints
 from outrider.verifier.params import Tier
 
 _FRESH_S: Final = 0.05  # so long the replicas are not looked through again

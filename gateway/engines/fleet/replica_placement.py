@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.engine.request import EngineRequest
+from outrider.gateway.engines.fleet.block_table import Ints
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _FIRST_ROWS: Final = 16

@@ -13,10 +13,10 @@ from importlib.metadata import version
 from types import FunctionType
 from typing import Final
 
-Parts = Mapping[str, tuple[str, ...]]
+KnownParts = Mapping[str, tuple[str, ...]]
 """Names of attributes, methods and parameters by what has them: `module:Class`, or `module`."""
 
-SERVER: Final[Parts] = {
+SERVER: Final[KnownParts] = {
     "uvicorn.server:Server": (
         *("capture_signals", "config", "force_exit", "lifespan", "server_state", "serve"),
         *("should_exit", "started", "startup"),
@@ -27,7 +27,7 @@ SERVER: Final[Parts] = {
 }
 """What `gateway/wiring/serving.py` needs with any kind of connection."""
 
-CONNECTION: Final[Parts] = {
+CONNECTION: Final[KnownParts] = {
     "httptools": ("HttpParserError", "HttpParserUpgrade", "HttpRequestParser", "parse_url"),
     "httptools:HttpRequestParser": (
         *("feed_data", "get_http_version", "get_method", "should_keep_alive", "should_upgrade"),
@@ -59,7 +59,7 @@ CONNECTION: Final[Parts] = {
 """What the bounded connections need besides."""
 
 
-def lacking(parts: Parts) -> tuple[str, ...]:
+def lacking(parts: KnownParts) -> tuple[str, ...]:
     """Return those of the parts that the installed packages lack, as `module:Class.name`."""
     return tuple(f"{place}.{name}" for place in parts for name in _lacking_of(place, parts[place]))
 

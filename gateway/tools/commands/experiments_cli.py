@@ -57,7 +57,7 @@ FieldValues = Annotated[
         help="Any field by its path, such as metric=ttft or guardrails.error_share=0.02.",
     ),
 ]
-Version = Annotated[int | None, typer.Option(min=1, help="Version; default: the newest.")]
+VersionOption = Annotated[int | None, typer.Option(min=1, help="Version; default: the newest.")]
 SpecFile = Annotated[
     Path | None, typer.Option("--file", help="All fields as JSON, as /admin/experiments has them.")
 ]
@@ -227,7 +227,7 @@ def delete(
 @takes_flags
 def report(
     name: ExperimentArgument,
-    version: Version = None,
+    version: VersionOption = None,
     png: Annotated[
         Path | None, typer.Option(help="Also draw it into this file (needs matplotlib).")
     ] = None,
@@ -255,7 +255,7 @@ def report(
 @takes_flags
 def check(
     name: ExperimentArgument,
-    version: Version = None,
+    version: VersionOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random splits.")] = 0,
     *,
     database: ShownDatabaseFlags,

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from outrider.gateway.tools.reports.charts import (
     Axis,
     Chart,
+    ChartValues,
     IntervalChart,
     PlotSeries,
     Scale,
-    Values,
 )
 
 Floats = NDArray[np.float64]
-Span = tuple[float, float]
+DrawnSpan = tuple[float, float]
 """The start and end of an axis on the drawing."""
 
 _NUM_TICKS: Final = 5
@@ -96,14 +96,16 @@ def _points(series: PlotSeries, x_scale: Scale, y_scale: Scale) -> Points:
     return Points(series=series, x=x, y=y, low=low, high=high).at(kept)
 
 
-def _floats(values: Values) -> Floats:
+def _floats(values: ChartValues) -> Floats:
     return np.asarray(values, dtype=np.float64)
 
 
 # ---- bounds -----------------------------------------------------------------------------------
 
 
-def ranges(chart: Chart, kept: Sequence[Points], across: Span, up: Span) -> tuple[Range, Range]:
+def ranges(
+    chart: Chart, kept: Sequence[Points], across: DrawnSpan, up: DrawnSpan
+) -> tuple[Range, Range]:
     """Return what the x axis and the y axis show, and where."""
     xs = [one.x + half for one in kept for half in (-one.half_width, one.half_width)]
     ys = [one.y for one in kept]
@@ -116,7 +118,7 @@ def ranges(chart: Chart, kept: Sequence[Points], across: Span, up: Span) -> tupl
     return _range(chart.x, [*xs, marks[0]], across), _range(chart.y, [*ys, marks[1]], up)
 
 
-def interval_range(chart: IntervalChart, across: Span) -> Range:
+def interval_range(chart: IntervalChart, across: DrawnSpan) -> Range:
     """Return what the axis of intervals shows: all that is finite; about 1 where nothing is."""
     values = [bound for row in chart.rows for bound in (row.low, row.value, row.high)]
     values += [] if chart.zero is None else [chart.zero]
@@ -124,7 +126,9 @@ def interval_range(chart: IntervalChart, across: Span) -> Range:
     return _range(chart.x, [_floats(found)], across, holds_zero=False)
 
 
-def _range(axis: Axis, values: Iterable[Floats], span: Span, *, holds_zero: bool = True) -> Range:
+def _range(
+    axis: Axis, values: Iterable[Floats], span: DrawnSpan, *, holds_zero: bool = True
+) -> Range:
     shown = np.concatenate(list(values))
     shown = shown[np.isfinite(shown)]
     is_log = axis.scale == "log"

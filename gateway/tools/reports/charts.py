@@ -12,7 +12,7 @@ SeriesKind = Literal["line", "step", "dots", "marked", "area", "bars"]
 """`step` holds a y until the next x. `area` is filled down to the axis. `dots` are not connected;
 `marked` is a line with a dot at each point."""
 Scale = Literal["linear", "log"]
-Values = Sequence[float] | NDArray[Any]
+ChartValues = Sequence[float] | NDArray[Any]
 
 NUM_COLORS: Final = 6
 
@@ -22,13 +22,13 @@ class PlotSeries:
     """Points in the order of drawing; those that are not finite are left out."""
 
     label: str  # in the legend; empty: not there
-    x: Values
-    y: Values
+    x: ChartValues
+    y: ChartValues
     color: int = 1  # 1 to 6, 0 for the soft grey
     _: KW_ONLY
     kind: SeriesKind = "line"
-    low: Values | None = None  # with `high` an interval; of bars alone their feet
-    high: Values | None = None  # a band about a line, whiskers at dots
+    low: ChartValues | None = None  # with `high` an interval; of bars alone their feet
+    high: ChartValues | None = None  # a band about a line, whiskers at dots
     is_dashed: bool = False
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from outrider.gateway.settings.tree import SettingsError
 from outrider.verifier.params import TIERS, Tier
 
-Count = Annotated[int, Field(ge=1, le=10_000)]
+NumReplicas = Annotated[int, Field(ge=1, le=10_000)]
 Positive = Annotated[float, Field(gt=0)]
 
 EXAMPLE: Final = """\
@@ -41,7 +41,7 @@ class EnginePlan(_Section):
     """A folder or hub id."""
     min_replicas: Annotated[int, Field(ge=0, le=10_000)] = 1
     """With 0, the first request starts a replica, and waits for it."""
-    max_replicas: Count = 1
+    max_replicas: NumReplicas = 1
     first_token_s: Positive = 1.0
     """The objective that the number of replicas follows."""
     num_cpus: Annotated[float, Field(ge=0)] = 1.0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.draft.guesses.block_guesses import grow_products
-from outrider.draft.guesses.model_guesses import Children
+from outrider.draft.guesses.model_guesses import LikelyTokens
 from outrider.draft.trees.growing_tree import GrowingTree
 from outrider.verifier.token_tree import SOURCE_BIT
 
@@ -14,7 +14,7 @@ Path = tuple[int, ...]
 
 
 @st.composite
-def children_by_depth(draw: st.DrawFn) -> list[Children]:
+def children_by_depth(draw: st.DrawFn) -> list[LikelyTokens]:
     """Up to 5 depths of up to 4 tokens; together at most 1 at a depth."""
     depths = []
     for _ in range(draw(st.integers(1, 5))):
@@ -24,7 +24,7 @@ def children_by_depth(draw: st.DrawFn) -> list[Children]:
     return depths
 
 
-def all_products(children: list[Children]) -> dict[Path, float]:
+def all_products(children: list[LikelyTokens]) -> dict[Path, float]:
     found: dict[Path, float] = {}
     for depth in range(1, len(children) + 1):
         for named in product(*children[:depth]):
@@ -42,7 +42,7 @@ def tree_of(num_depths: int, max_nodes: int) -> GrowingTree:
 
 
 @given(children_by_depth(), st.integers(1, 40), st.sampled_from((0.0, 0.02, 0.2)))
-def test_best_first(children: list[Children], max_nodes: int, floor: float) -> None:
+def test_best_first(children: list[LikelyTokens], max_nodes: int, floor: float) -> None:
     tree = tree_of(len(children), max_nodes)
     likely = [[each for each in named if each[1] >= floor] for named in children]
     grow_products(tree, likely, min_path_prob=floor)
@@ -56,7 +56,7 @@ def test_best_first(children: list[Children], max_nodes: int, floor: float) -> N
 
 
 @given(children_by_depth(), st.lists(st.integers(0, 5), min_size=1, max_size=7))
-def test_merged_with_text(children: list[Children], text: list[int]) -> None:
+def test_merged_with_text(children: list[LikelyTokens], text: list[int]) -> None:
     """A chain of text has the block's candidates beside every token of it that is likely."""
     tree = tree_of(len(children), 40)
     tree.add_chain(SOURCE_BIT["suffix"], text, [0.9] * len(text))

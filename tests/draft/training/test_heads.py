@@ -24,7 +24,7 @@ from outrider.draft.training.head_distil import (
 )
 from outrider.draft.training.head_files import default_taps, head_sizes, write_head
 from outrider.draft.training.head_job import HeadJob, fresh_head, tapped_runner, train_head
-from outrider.draft.training.head_model import HeadKind, TrainedHead
+from outrider.draft.training.head_model import TrainedHead, TrainedHeadKind
 from outrider.draft.training.own_answers import AnswerPlan, TappedRow, TokenRow, teach
 from outrider.engine.core import Engine
 from outrider.engine.model.decoder import DecoderModel
@@ -48,7 +48,7 @@ def runner(large: Path) -> ModelRunner:
     return ModelRunner(model=DecoderModel.load(str(large), dtype="float32"), num_blocks=64)
 
 
-def taught(runner: ModelRunner, kind: HeadKind, folder: Path) -> list[TappedRow]:
+def taught(runner: ModelRunner, kind: TrainedHeadKind, folder: Path) -> list[TappedRow]:
     draw = torch.Generator().manual_seed(1)
     rows = [
         TokenRow(
@@ -84,7 +84,7 @@ def test_taps_on_disk_are_the_large_models_hidden_states(
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
 def test_the_written_head_computes_what_was_trained(
-    kind: HeadKind, large: Path, runner: ModelRunner, tmp_path: Path
+    kind: TrainedHeadKind, large: Path, runner: ModelRunner, tmp_path: Path
 ) -> None:
     """The engine's paged pass over text and a chain is the training's unrolled one."""
     rows = taught(runner, kind, tmp_path / "rows")

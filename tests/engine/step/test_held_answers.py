@@ -339,10 +339,10 @@ def test_the_tree_names_its_sources() -> None:
     engine = make_engine(twins())
     hold(engine, watched(temperature=0.8))
     sequence = engine._sequences["r"]
-    assert len(sequence.candidates) == 12
+    assert len(sequence.rivals) == 12
     assert all(
         token in dict(named)
-        for token, named in zip(sequence.output_token_ids, sequence.candidates, strict=True)
+        for token, named in zip(sequence.output_token_ids, sequence.rivals, strict=True)
     )
     engine.switch_tier("r", "large")
     drafter = drafter_of(engine)

@@ -18,7 +18,7 @@ class RunMismatchError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class PredictedFigure:
     """A figure as it was predicted and as it was measured, in `unit`."""
 
     name: str
@@ -39,7 +39,9 @@ def lengths_of(result: BenchResult) -> LengthPairs:
     return measured_lengths("as measured", pairs)
 
 
-def compare(system: System, result: BenchResult, *, overhead_s: float = 0.0) -> list[Compared]:
+def compare(
+    system: System, result: BenchResult, *, overhead_s: float = 0.0
+) -> list[PredictedFigure]:
     """The run's own requests, simulated as they came. Raises RunMismatchError.
 
     `overhead_s`: what lies between the engine and the client, added to the first token.
@@ -68,7 +70,7 @@ def compare(system: System, result: BenchResult, *, overhead_s: float = 0.0) -> 
         ("TPOT p50", "ms", found.tpot_p50_s * _MS, float(np.quantile(tpot, 0.5))),
         ("tokens", "1/s", found.tokens_per_s, result.summary.completion_tokens_per_s),
     )
-    return [Compared(name=n, unit=u, predicted=p, measured=m) for n, u, p, m in pairs]
+    return [PredictedFigure(name=n, unit=u, predicted=p, measured=m) for n, u, p, m in pairs]
 
 
 def _usable(result: BenchResult) -> list[RequestRow]:

@@ -16,7 +16,7 @@ from outrider.gateway.tools.measuring.plan.capacity import (
     MemoryUse,
     users_that_fit,
 )
-from outrider.gateway.tools.measuring.plan.check import Compared
+from outrider.gateway.tools.measuring.plan.check import PredictedFigure
 from outrider.gateway.tools.measuring.plan.shapes import ModelSizes
 from outrider.gateway.tools.measuring.plan.simulation_figures import SimulationFigures
 from outrider.gateway.tools.measuring.plan.workload import LengthPairs
@@ -46,7 +46,7 @@ class CapacityPlan:
     memory: Sequence[MemoryUse] = ()
     usd_per_hour: float | None
     capacities: Sequence[Capacity]
-    compared: Sequence[Compared] = ()
+    compared: Sequence[PredictedFigure] = ()
     notes: Sequence[str] = ()
 
     def document(self) -> dict[str, Any]:
