@@ -21,7 +21,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.pipeline import Pipeline
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from outrider.router.calibration import CalibrationTarget, StageRows, calibrate
+from outrider.router.calibration import Calibration, CalibrationTarget, StageRows, calibrate
 from outrider.router.dataset import LabelledPrompts, RouterDataError
 from outrider.router.evaluation import NoGapError, apgr
 from outrider.router.familiarity import Familiarity
@@ -153,21 +153,7 @@ def train_router(data: LabelledPrompts, config: TrainConfig | None = None) -> Tr
         calibration=calibration,
         prompt_hashes=np.unique(prompt_hashes(data.prompts))[:MAX_PROMPT_HASHES],
         familiarity=Familiarity.of(data.prompts, config.features),
-        training={
-            "num_rows": len(data.prompts),
-            "num_duplicates": data.num_duplicates,
-            "data_sha256": data.sha256,
-            "weak_accuracy": float(data.weak.mean()),
-            "strong_accuracy": None if data.strong is None else float(data.strong.mean()),
-            "target": asdict(config.target),
-            "held_out_accuracy": calibration.chosen.accuracy,
-            "held_out_strong_share": calibration.chosen.strong_share,
-            "inverse_penalty": stages.text.inverse_penalty,
-            "held_out": stages.record,
-            "hold_back_tokens": config.hold_back_tokens,
-            "seed": config.seed,
-            "scikit_learn": sklearn.__version__,
-        },
+        training=_training_record(data, config, stages, calibration),
     )
     features = PromptFeatures(config.features)
     weak, *strong = (
@@ -208,6 +194,27 @@ class _Stages:
     """The answer stage's quality."""
     record: Mapping[str, Any]
     """Squared error of the gain and APGR, by candidate, on the same held-out prompts."""
+
+
+def _training_record(
+    data: LabelledPrompts, config: TrainConfig, stages: _Stages, calibration: Calibration
+) -> dict[str, Any]:
+    """Return what the router's file says of its training."""
+    return {
+        "num_rows": len(data.prompts),
+        "num_duplicates": data.num_duplicates,
+        "data_sha256": data.sha256,
+        "weak_accuracy": float(data.weak.mean()),
+        "strong_accuracy": None if data.strong is None else float(data.strong.mean()),
+        "target": asdict(config.target),
+        "held_out_accuracy": calibration.chosen.accuracy,
+        "held_out_strong_share": calibration.chosen.strong_share,
+        "inverse_penalty": stages.text.inverse_penalty,
+        "held_out": stages.record,
+        "hold_back_tokens": config.hold_back_tokens,
+        "seed": config.seed,
+        "scikit_learn": sklearn.__version__,
+    }
 
 
 def _fit_stages(data: LabelledPrompts, config: TrainConfig) -> _Stages:

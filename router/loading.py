@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -103,28 +104,28 @@ def load_router(
         deciles=None if scorer.calibration is None else scorer.calibration.quality_deciles,
         autopilot=autopilot,
     )
-
-    def on_verdict(verdict: WatchVerdict) -> None:
-        guard.saw(
-            GuardOutcome(
-                quality=verdict.quality,
-                is_strong=verdict.is_escalated,
-                confidence=verdict.confidence,
-            )
-        )
-
     policy = TrainedPolicy(
         scorer=scorer,
         current_setting=current,
         dial=dial,
         watch=options.watch,
-        on_verdict=on_verdict,
+        on_verdict=partial(_report_to, guard),
         otherwise=_abstaining(options) if options.abstains and scorer.familiarity else None,
     )
     summary = f"by the router in {path}"
     if policy.otherwise is not None:
         summary += "; prompts unlike its training: the small model's first tokens decide"
     return LoadedRouter(policy=policy, summary=summary, guard=guard, pair=scorer.pair)
+
+
+def _report_to(guard: RouteGuard, verdict: WatchVerdict) -> None:
+    guard.saw(
+        GuardOutcome(
+            quality=verdict.quality,
+            is_strong=verdict.is_escalated,
+            confidence=verdict.confidence,
+        )
+    )
 
 
 def _without_router(options: RoutingOptions) -> LoadedRouter:

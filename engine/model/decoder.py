@@ -213,15 +213,7 @@ class DecoderModel:
         folder = resolve_checkpoint(path_or_id)
         whole = read_model_config(folder)
         config = share_of(whole, shard)
-        name = config.dtype if dtype == "auto" else dtype
-        if name not in DTYPES:
-            raise UnsupportedModelError(
-                f"{path_or_id}: dtype {name!r} is not one of {', '.join(DTYPES)}."
-            )
-        try:
-            wanted = computing_dtype(rounding, DTYPES[name], is_asked=dtype != "auto")
-        except ValueError as error:
-            raise UnsupportedModelError(f"{path_or_id}: {error}") from None
+        wanted = _computing_dtype(path_or_id, config, dtype, rounding)
         target = torch.device(device)
         keeps = None
         if may_stay and keeps_stored_weights(torch.bfloat16, target):
@@ -462,3 +454,18 @@ class DecoderModel:
         else:
             rows = self._embedding.index_select(0, token_ids)
         return rows if self._embedding_scale == 1.0 else rows.mul_(self._embedding_scale)
+
+
+def _computing_dtype(
+    path_or_id: str, config: ModelConfig, dtype: DtypeName, rounding: Rounding | None
+) -> torch.dtype:
+    """Return the type that a model computes in. Raises UnsupportedModelError."""
+    name = config.dtype if dtype == "auto" else dtype
+    if name not in DTYPES:
+        raise UnsupportedModelError(
+            f"{path_or_id}: dtype {name!r} is not one of {', '.join(DTYPES)}."
+        )
+    try:
+        return computing_dtype(rounding, DTYPES[name], is_asked=dtype != "auto")
+    except ValueError as error:
+        raise UnsupportedModelError(f"{path_or_id}: {error}") from None
