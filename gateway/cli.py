@@ -37,6 +37,10 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "outrider.gateway.tools.commands.doctor.doctor_command",
         "Check whether Outrider can run here; exit status 1 if something stands in its way.",
     ),
+    "models": _Entry(
+        "outrider.gateway.tools.commands.models.models_command",
+        "Fetch public models, and list them.",
+    ),
     "config": _Entry(
         "outrider.gateway.tools.commands.config_command",
         "Show and write settings.",

@@ -10,6 +10,7 @@ from pydantic_settings import NoDecode
 
 from outrider.engine.model.quantised.formats import DECODE, SCHEMES, Decode, SchemeName
 from outrider.gateway.contract.schema.kinds import ToolFormatName
+from outrider.gateway.settings.public_models import public_path
 from outrider.verifier.params import SOURCES, TIERS, Source, Tier
 
 NONE = "none"
@@ -83,6 +84,10 @@ def is_missing_folder(name: str) -> bool:
     return is_gguf or name.startswith(("/", ".", "~")) or name.count("/") != 1
 
 
+def _place(name: str | None) -> str | None:
+    return name if name is None or is_local(name) else public_path(name)
+
+
 def bundled_pair() -> Path:
     """Return the folder of the pair of models that comes with Outrider."""
     return Path(str(files("outrider.draft"))) / "pair"
@@ -130,12 +135,10 @@ class ModelSettings(Section):
     `outrider serve` grows to 150 and 15 million parameters where memory allows."""
 
     large: str | None = None
-    """Folder, GGUF file or Hugging Face id of the large model; "none" for no such tier, "demo" for
-    the one that comes with Outrider, as it is."""
+    """Folder, GGUF file or Hugging Face id of the large model, or a name of `outrider models list`;
+    "none" for no such tier, "demo" for the one that comes with Outrider, as it is."""
     small: str | None = None
-    """Folder, GGUF file or Hugging Face id of the small model, which answers easy prompts and
-    drafts for the large one; "none" for no such tier, "demo" for the one that comes with
-    Outrider."""
+    """The same for the small model, which answers easy prompts and drafts for the large one."""
     large_revision: Revision | None = None
     """Branch, tag or full commit hash of the large model on the Hugging Face hub, of which weights,
     tokenizer and template are taken; unset: main."""
@@ -193,6 +196,7 @@ class ModelSettings(Section):
     def resolved(self) -> dict[Literal["large", "small"], str | None]:
         """Return the path or hub id of each tier; None for a tier without a model.
 
+        A public model's name is the path of its file, unless a folder here has that name.
         A custom model never shares an engine with half of the bundled pair: naming one tier loads
         only that tier.
         """
@@ -201,7 +205,7 @@ class ModelSettings(Section):
         if all(name in (None, NONE) for name in named.values()):
             named = {tier: name or bundled[tier] for tier, name in named.items()}
         named = {tier: bundled[tier] if name == DEMO else name for tier, name in named.items()}
-        found = {tier: None if name == NONE else name for tier, name in named.items()}
+        found = {tier: None if name == NONE else _place(name) for tier, name in named.items()}
         return {"large": found["large"], "small": found["small"]}
 
     def resolved_router(self) -> Path | None:

@@ -17,6 +17,7 @@ from outrider.gateway.settings.caching import CacheSettings
 from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.settings.keys import KeySettings
 from outrider.gateway.settings.loopback import is_loopback
+from outrider.gateway.settings.public_models import fetch_advice
 from outrider.gateway.settings.responses import ResponseSettings
 from outrider.gateway.settings.sources import ENV_PREFIX
 from outrider.gateway.settings.tiers import HandoffSettings, MirrorSettings
@@ -159,7 +160,8 @@ def check_folders(settings: Settings) -> None:
     for tier, path in named_models(settings).items():
         if is_missing_folder(path):
             raise SettingsError(
-                f"models.{tier} = {path!r}: no such folder or file. Name a folder with a "
+                fetch_advice(path)
+                or f"models.{tier} = {path!r}: no such folder or file. Name a folder with a "
                 "checkpoint, a GGUF file, or a Hugging Face id such as Qwen/Qwen3-0.6B."
             )
 

@@ -29,7 +29,10 @@ ConfigFile = Annotated[
 ]
 LargeOption = Annotated[
     str | None,
-    typer.Option(help="Folder or Hugging Face id of the large model, or a server's URL."),
+    typer.Option(
+        help="Folder, GGUF file or Hugging Face id of the large model, a name of `outrider models "
+        "list`, or a server's URL."
+    ),
     Sets("models.large"),
 ]
 Small = Annotated[

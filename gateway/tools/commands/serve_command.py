@@ -50,6 +50,8 @@ Start the gateway and keep it up.
 
   outrider serve --large Qwen/Qwen3-8B --small Qwen/Qwen3-0.6B --device cuda
 
+  outrider serve smollm2-135m  [dim]# after: outrider models get smollm2-135m[/dim]
+
   outrider serve ./my-model --port 9000  [dim]# one tier, drafts from text alone[/dim]
 
   outrider serve --config prod.toml --set engine.max_sequences=128

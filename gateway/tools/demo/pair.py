@@ -6,130 +6,41 @@ and how fast, and asks others with and without speculation. It fails if that cha
 """
 
 import contextlib
-import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import openai
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from outrider.gateway.tools.demo.comparing import (
+    DemoReply,
+    SpeculationComparison,
+    ask,
+    busy,
+    compare,
+    demo_client,
+    demo_console,
+    demo_progress,
+    demo_table,
+    short,
+    short_answer,
+    verdict,
+)
 from outrider.gateway.tools.demo.grown_pair import GROWN, kept_pair
 from outrider.gateway.tools.demo.process import DemoError, GatewayProcess
 from outrider.gateway.tools.demo.questions import FRESH, ROUTED, SAMPLED, DemoQuestion
 
 _SERVE_ARGUMENTS = ("--log-level", "WARNING")
-_MAX_TOKENS = 400
-_MAX_CELL = 60
 _WARM_UP = DemoQuestion(prompt="What is 2 + 2?", right="4")
 
 
-@dataclass(slots=True, kw_only=True)
-class PairReply:
-    """One streamed answer. `tokens`: the text of each token; times in seconds since sending."""
-
-    question: DemoQuestion
-    text: str = ""
-    tokens: list[str] = field(default_factory=list)
-    num_tokens: int = 0
-    report: dict[str, Any] = field(default_factory=dict)
-    ttft_s: float = 0.0
-    duration_s: float = 0.0
-
-    @property
-    def is_right(self) -> bool:
-        """True if the answer is the known one."""
-        return self.question.is_right(self.text)
-
-    @property
-    def decode_s(self) -> float:
-        """Time from the first to the last token."""
-        return max(self.duration_s - self.ttft_s, 1e-9)
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Rate after the first token, None if there was but one."""
-        return (self.num_tokens - 1) / self.decode_s if self.num_tokens > 1 else None
-
-
-def ask(
-    client: openai.OpenAI,
-    question: DemoQuestion,
-    *,
-    model: str = "auto",
-    speculation: bool = True,
-    temperature: float = 0.0,
-    seed: int | None = None,
-) -> PairReply:
-    """Stream one answer. Raises openai.OpenAIError."""
-    reply = PairReply(question=question)
-    started_s = time.perf_counter()
-    stream = client.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": question.prompt}],
-        temperature=temperature,
-        seed=seed,
-        max_tokens=_MAX_TOKENS,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_headers={"x-outrider-trace": "1"},
-        extra_body={} if speculation else {"outrider": {"speculation": "off"}},
-    )
-    for chunk in stream:
-        now_s = time.perf_counter() - started_s
-        outrider = (chunk.model_extra or {}).get("outrider") or {}
-        reply.tokens += [text for text, _ in outrider.get("tokens", [])]
-        if "tier" in outrider:
-            reply.report = outrider
-        if chunk.usage is not None:
-            reply.num_tokens = chunk.usage.completion_tokens
-        for choice in chunk.choices:
-            if choice.delta.content:
-                reply.ttft_s = reply.ttft_s or now_s
-                reply.duration_s = now_s
-                reply.text += choice.delta.content
-    return reply
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationComparison:
-    """One question with and without speculation."""
-
-    label: str
-    drafted: PairReply
-    plain: PairReply
-
-    @property
-    def is_equal(self) -> bool:
-        """True if both answers have the same tokens."""
-        return (self.drafted.text, self.drafted.tokens) == (self.plain.text, self.plain.tokens)
-
-    @property
-    def speedup(self) -> float:
-        """Speed-up of decoding by speculation, as a factor."""
-        return self.plain.decode_s / self.drafted.decode_s
-
-
-def compare(
-    client: openai.OpenAI, question: DemoQuestion, label: str = "", **options: Any
-) -> SpeculationComparison:
-    """Ask the large model with speculation, then without.
-
-    Each only once: answers are remembered and would draft themselves the next time.
-    """
-    drafted = ask(client, question, model="large", speculation=True, **options)
-    plain = ask(client, question, model="large", speculation=False, **options)
-    return SpeculationComparison(label=label or question.prompt, drafted=drafted, plain=plain)
-
-
-def answers_table(replies: Sequence[PairReply]) -> Table:
+def answers_table(replies: Sequence[DemoReply]) -> Table:
     """Prompt, tier, answer and whether it is right, time to first token, rate, drafted tokens."""
-    table = _table(
+    table = demo_table(
         "Routed by `model: auto`, streamed over HTTP",
         ("prompt", "tier", "answer", "right"),
         ("first\ntoken", "tokens\nper s", "drafted\ntokens", "accepted\ntokens"),
@@ -137,9 +48,9 @@ def answers_table(replies: Sequence[PairReply]) -> Table:
     for reply in replies:
         rate = reply.tokens_per_s
         table.add_row(
-            _short(reply.question.prompt),
+            short(reply.question.prompt),
             _tier(reply.report),
-            _short_answer(reply.text),
+            short_answer(reply.text),
             _right(reply),
             f"{reply.ttft_s * 1000:.0f} ms",
             "-" if rate is None else f"{rate:.0f}",
@@ -149,7 +60,7 @@ def answers_table(replies: Sequence[PairReply]) -> Table:
     return table
 
 
-def _right(reply: PairReply) -> Text:
+def _right(reply: DemoReply) -> Text:
     """Say that the answer is right, or give the right one."""
     if reply.is_right:
         return Text("yes", style="green")
@@ -164,32 +75,9 @@ def _tier(report: Mapping[str, Any]) -> str:
     return f"small, then {report['tier']}\n({report['reused_tokens']} of {written} tokens kept)"
 
 
-def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in texts:
-        table.add_column(name)
-    for name in numbers:
-        # Only texts may wrap in a narrow terminal.
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _short(text: str) -> Text:
-    """The beginning of a text that would take too much of the table."""
-    return Text(text if len(text) <= _MAX_CELL else f"{text[: _MAX_CELL - 3]}...")
-
-
-def _short_answer(text: str) -> Text:
-    """Return both ends of an answer: how it begins and what it comes to."""
-    line = " / ".join(text.strip().splitlines())
-    if len(line) > _MAX_CELL:
-        line = f"{line[: _MAX_CELL // 2 - 3].rstrip()} ... {line[-_MAX_CELL // 2 + 2 :].lstrip()}"
-    return Text(line)
-
-
 def comparison_table(comparisons: Sequence[SpeculationComparison]) -> Table:
     """Tabulate the same prompts with and without speculation."""
-    table = _table(
+    table = demo_table(
         "The large model with and without speculation, in turn, each question new",
         ("prompt", "right"),
         ("tokens", "plain\ntok/s", "with\ntok/s", "speed-up", "accepted\n/ drafted", "equal"),
@@ -197,7 +85,7 @@ def comparison_table(comparisons: Sequence[SpeculationComparison]) -> Table:
     for item in comparisons:
         report = item.drafted.report
         table.add_row(
-            _short(item.label),
+            short(item.label),
             _right(item.drafted),
             str(item.drafted.num_tokens),
             f"{item.plain.tokens_per_s or 0:.0f}",
@@ -209,55 +97,11 @@ def comparison_table(comparisons: Sequence[SpeculationComparison]) -> Table:
     return table
 
 
-def _speedup(comparisons: Sequence[SpeculationComparison]) -> str:
-    """The speed-up in all, and how far single questions differ."""
-    total = sum(c.plain.decode_s for c in comparisons)
-    total /= sum(c.drafted.decode_s for c in comparisons)
-    factors = sorted(c.speedup for c in comparisons)
-    low, _, high = statistics.quantiles(factors, n=4, method="inclusive")
-    return (
-        f"Speculation: {total:.1f} times as fast in all; half of the {len(factors)} questions lie "
-        f"between {low:.1f} and {high:.1f}, all between {factors[0]:.1f} and {factors[-1]:.1f}."
-    )
-
-
-def verdict(console: Console, comparisons: Sequence[SpeculationComparison]) -> int:
-    """Say what came out. Returns the exit status."""
-    console.print(_speedup(comparisons))
-    different = [c for c in comparisons if not c.is_equal]
-    if not different:
-        console.print("[green]Every answer is token for token the same, sampled ones too.[/green]")
-        return 0
-    for item in different:
-        console.print(f"[red]Not equal:[/red] {item.label}", soft_wrap=True)
-        console.print(Text(f"  with:    {item.drafted.text!r}\n  without: {item.plain.text!r}"))
-    console.print(
-        "Speculation must never change an answer. On an x86 CPU this is a bug: please report it. "
-        "Elsewhere two tokens whose logits nearly tie may change places in 16 bits."
-    )
-    return 1
-
-
-def _busy(console: Console, text: str) -> contextlib.AbstractContextManager[object]:
-    """A line that moves in a terminal, and stands still in a log."""
-    if console.is_terminal:
-        return console.status(text)
-    console.print(text)
-    return contextlib.nullcontext()
-
-
 def run(console: Console, url: str) -> int:
     """Ask everything, print both tables. Returns the exit status."""
     with (
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as client,
-        Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        ) as progress,
+        demo_client(url) as client,
+        demo_progress(console) as progress,
     ):
         task = progress.add_task("warming up", total=len(ROUTED) + len(FRESH) + 1)
         for model in ("small", "large"):
@@ -282,10 +126,12 @@ def run(console: Console, url: str) -> int:
     num_right = sum(reply.is_right for reply in replies)
     console.print(f"{num_right} of {len(replies)} answers are right.")
     console.print(comparison_table(comparisons))
-    return max(_check(console, replies, own_answers), verdict(console, comparisons))
+    return max(
+        _check(console, replies, own_answers), verdict(console, comparisons, ", sampled ones too")
+    )
 
 
-def _check(console: Console, replies: Sequence[PairReply], own_answers: Sequence[PairReply]) -> int:
+def _check(console: Console, replies: Sequence[DemoReply], own_answers: Sequence[DemoReply]) -> int:
     """Compare answers that were handed over with the large model's own. Returns the status."""
     escalated = [reply for reply in replies if reply.report.get("escalated")]
     for reply, own in zip(escalated, own_answers, strict=True):
@@ -302,8 +148,7 @@ def _check(console: Console, replies: Sequence[PairReply], own_answers: Sequence
 
 def main(arguments: Sequence[str]) -> int:
     """Grow the pair, start a gateway with further arguments of `outrider serve`, ask it."""
-    # Logs have no width of their own; the default would squeeze the tables.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = demo_console()
     started_s = time.perf_counter()
     try:
         with contextlib.ExitStack() as stack:
@@ -312,7 +157,7 @@ def main(arguments: Sequence[str]) -> int:
                 "the same answers, at the price that a pass of such models has.",
                 soft_wrap=True,
             )
-            with _busy(console, "Growing it, once, and starting the gateway ..."):
+            with busy(console, "Growing it, once, and starting the gateway ..."):
                 folder = kept_pair(lambda _: None)
                 models = (f"--{name}={folder / name}" for name in ("large", "small", "router"))
                 serve_arguments = [*models, *_SERVE_ARGUMENTS, *arguments]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from outrider.gateway.http.server.listening import listen
 from outrider.gateway.settings.extras import MissingExtraError
+from outrider.gateway.settings.public_models import fetch_advice
 from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder
 from outrider.gateway.tools.commands.doctor.findings import Finding, FindingStatus
 from outrider.gateway.tools.commands.doctor.gpu_compiler import (
@@ -201,7 +202,8 @@ def _model(settings: Settings, tier: Tier, path: str) -> Finding:
             name=name,
             status="failed",
             detail=f"{path} is not a folder",
-            advice=f"Name a folder with a checkpoint, or a Hugging Face id, with --{tier}.",
+            advice=fetch_advice(path)
+            or f"Name a folder with a checkpoint, or a Hugging Face id, with --{tier}.",
         )
     revision = settings.models.revision(tier)
     fetched = f"{path} is fetched from the Hugging Face hub at the first start"

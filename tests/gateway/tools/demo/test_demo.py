@@ -7,6 +7,7 @@ from rich.console import Console
 
 from outrider.engine.request import EngineRequest
 from outrider.gateway.settings.sections import bundled_pair
+from outrider.gateway.tools.demo import comparing
 from outrider.gateway.tools.demo import pair as demo
 from tests.gateway.conftest import Server
 from tests.gateway.scripted_client import Script, Step
@@ -14,7 +15,7 @@ from tests.gateway.scripted_client import Script, Step
 
 @pytest.fixture(autouse=True)
 def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "_MAX_TOKENS", 20)  # the scripted gateway's context is small
+    monkeypatch.setattr(comparing, "MAX_TOKENS", 20)  # the scripted gateway's context is small
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_no_question_is_asked_twice_with_speculation() -> None:
 def test_the_grown_pair_answers_all_questions(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "_MAX_TOKENS", 400)
+    monkeypatch.setattr(comparing, "MAX_TOKENS", 400)
     assert demo.main([]) == 0
     printed = capsys.readouterr().out
     assert f"{len(demo.ROUTED)} of {len(demo.ROUTED)} answers are right" in printed, printed
@@ -108,8 +109,8 @@ def test_a_gateway_that_does_not_start_is_explained(
 
 def test_long_texts_are_shortened_at_a_sensible_place() -> None:
     text = "first line\n" + "middle " * 30 + "\nAnswer: 42."
-    short = str(demo._short_answer(text))
+    short = str(comparing.short_answer(text))
     assert short.startswith("first line / middle")
     assert short.endswith("Answer: 42.")
     assert len(short) <= 65
-    assert str(demo._short_answer("Answer: 1.\n")) == "Answer: 1."
+    assert str(comparing.short_answer("Answer: 1.\n")) == "Answer: 1."

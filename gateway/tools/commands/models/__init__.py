@@ -1,0 +1,1 @@
+"""`outrider models`: public models, fetched by pip."""
