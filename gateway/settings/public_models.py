@@ -43,7 +43,7 @@ _ALL: Final = (
         num_bytes=98_362_432,
         wheel_bytes=92_871_040,
         licence="Apache-2.0",
-        summary="SmolLM2-135M-Instruct by Hugging Face, at 4 bits (Q4_1): short answers in English",
+        summary="SmolLM2-135M-Instruct by Hugging Face at 4 bits (Q4_1), for English",
     ),
 )
 PUBLIC_MODELS: Final[Mapping[str, PublicModel]] = MappingProxyType({one.name: one for one in _ALL})

@@ -1,1 +1,1 @@
-"""`make demo`, `make demo-hybrid` and `make demo-fleet`."""
+"""`make demo`, `make demo-real`, `make demo-hybrid` and `make demo-fleet`."""

