@@ -5,7 +5,8 @@ next copy, so its weight comes from memory. In turn, many rounds: torch reads th
 faster of a sum and a maximum), then each product at each number of rows. Where other programs run,
 the fastest calls are the ones that were not disturbed, so ratios are of the fastest; medians stand
 beside them. "stored" products hold weights as quantised checkpoints do, with a scale (float16) for
-each group of columns, and multiply what they decode to. With --expand-target, whole passes of that
+each group of columns, and multiply them with rows in 8 bits; "stored exact" ones multiply what they
+decode to. With --expand-target, whole passes of that
 model too: ordinary and deterministic, with the compiled products and attention, and with torch's;
 and with weights in 8 and 4 bits.
 
@@ -42,7 +43,7 @@ from benchmarks.shared.record import Summary
 from outrider.engine.model.load import load_model
 from outrider.engine.model.quantised.formats import INT4_GROUP_SIZES, SCHEMES, Rounding
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
-from outrider.kernels.cpu.int4_panel_linear import Int4PanelLinear
+from outrider.kernels.cpu.grouped_panel_linear import GroupedPanelLinear, Int4PanelLinear
 from outrider.kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear
 from outrider.kernels.cpu.product_library import product_support
 from outrider.kernels.cpu.stored_panel_linear import StoredPanelLinear
@@ -110,6 +111,14 @@ def products_of(weights: list[Tensor]) -> dict[str, list[Product]]:
         ],
         **{
             f"stored {number}": [
+                GroupedPanelLinear(stored_weight(number, seed, weight.shape))
+                for seed, weight in enumerate(weights)
+            ]
+            for number in NUMBERS
+            if number != "float8"
+        },
+        **{
+            f"stored exact {number}": [
                 StoredPanelLinear(stored_weight(number, seed, weight.shape))
                 for seed, weight in enumerate(weights)
             ]

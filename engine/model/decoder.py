@@ -19,7 +19,7 @@ from outrider.engine.model.layer_attention import LayerAttention, SharedInputs
 from outrider.engine.model.layers import LayerReader, Norm, normalise
 from outrider.engine.model.numerics import is_deterministic_anyway, numerics_fingerprint
 from outrider.engine.model.protocol import ForwardOutput
-from outrider.engine.model.quantised.formats import DECODE, Decode, Rounding
+from outrider.engine.model.quantised.formats import EXACT, Rounding, StoredWay
 from outrider.engine.model.quantised.scheme import (
     RoundedWeights,
     StoredWeights,
@@ -148,9 +148,8 @@ class DecoderModel:
         self.weight_bytes = reader.num_parameters * dtype.itemsize
         weights.finish()
         spared = weights.num_rounded
-        if isinstance(weights, RoundedWeights):  # a tied head's copy may be rounded, too
-            is_copied = config.tie_word_embeddings and weights.is_head_rounded
-            spared -= is_copied * self._embedding.numel()
+        if config.tie_word_embeddings and weights.has_head:  # of which the table is no less
+            spared -= self._embedding.numel()
         self.weight_bytes += weights.num_bytes - spared * dtype.itemsize
         self.scheme = weights.scheme or weights.held or str(dtype).removeprefix("torch.")
         self.numerics = numerics_fingerprint(
@@ -195,7 +194,7 @@ class DecoderModel:
         device: str | torch.device = "cpu",
         deterministic: bool | None = False,
         max_context: int | None = None,
-        rounding: Rounding | Decode | None = None,
+        rounding: Rounding | StoredWay | None = None,
         on_progress: ProgressCallback | None = None,
         shard: Shard = WHOLE,
     ) -> "DecoderModel":
@@ -204,12 +203,13 @@ class DecoderModel:
         `dtype` "auto" is the checkpoint's own; `deterministic`: see the class, None for where it
         costs nothing (`is_deterministic_anyway`); `max_context`: the positions to be served, where
         they are fewer than the model's: longrope's frequencies depend on it; `rounding`: of
-        weights, None for none, "decode" for plain ones where products could also hold them as they
-        are stored; `shard`: the part of the model to load. Raises UnsupportedModelError for what
-        the engine cannot run and for missing, misshapen or unexpected tensors.
+        weights, None for none; of weights that come quantised, "decode" makes plain ones, "exact"
+        multiplies them with rows that are not rounded; `shard`: the part of the model to load.
+        Raises UnsupportedModelError for what the engine cannot run and for missing, misshapen or
+        unexpected tensors.
         """
-        may_stay = rounding is None
-        rounding = None if rounding == DECODE else rounding
+        may_stay, is_exact = rounding in (None, EXACT), rounding == EXACT
+        rounding = rounding if isinstance(rounding, Rounding) else None
         folder = resolve_checkpoint(path_or_id)
         whole = read_model_config(folder)
         config = share_of(whole, shard)
@@ -240,7 +240,7 @@ class DecoderModel:
                 keeps=keeps,
             ) as reader,
         ):
-            weights: StoredWeights | RoundedWeights = StoredWeights()
+            weights: StoredWeights | RoundedWeights = StoredWeights(is_exact=is_exact)
             if rounding is not None:
                 weights = RoundedWeights(reader, rounding)
             return cls(

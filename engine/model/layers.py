@@ -195,7 +195,13 @@ class LayerReader:
             )
         spare_bytes = _TIED_HEAD_COPY_BYTES + _TIED_HEAD_COPY_SHARE * self.reader.total_bytes
         can_pack = embedding.nbytes <= spare_bytes
-        head = self.weights.weight(name, lambda: embedding, ())
+        table = "model.embed_tokens.weight"
+
+        def read() -> Tensor | StoredWeight:
+            stored = self.reader.read_stored(table, shape)
+            return embedding if stored is None else stored
+
+        head = self.weights.weight(name, read, ())
         return self._linear(head, pack=can_pack)
 
     # ---- parts ----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.model.decoder import DTYPES, DecoderModel, DtypeName
 from outrider.engine.model.protocol import CausalModel
-from outrider.engine.model.quantised.formats import Decode, Rounding
+from outrider.engine.model.quantised.formats import Rounding, StoredWay
 from outrider.engine.model.read_config import read_model_config
 from outrider.engine.model.shard import WHOLE, Shard
 from outrider.engine.model.shared_config import check_shares
@@ -24,7 +24,7 @@ def load_model(  # noqa: PLR0913 - all that a model may be loaded with
     device: str | torch.device = "cpu",
     deterministic: bool | None = False,
     max_context: int | None = None,
-    rounding: Rounding | Decode | None = None,
+    rounding: Rounding | StoredWay | None = None,
     on_progress: ProgressCallback | None = None,
     shard: Shard = WHOLE,
 ) -> CausalModel:

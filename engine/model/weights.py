@@ -196,11 +196,17 @@ class CheckpointReader:
         Else, and with the errors, as `read`.
         """
         shape = tuple(shape)
-        found = None if self._keeps is None else self._kept(name, shape)
-        if found is None or self._keeps is None or not self._keeps(found):
+        found = self.read_stored(name, shape)
+        if found is None:
             return self.read(name, shape)
         self._count(found.codes.numel())
-        return found.to(self._device)
+        return found
+
+    def read_stored(self, name: str, shape: Iterable[int]) -> StoredWeight | None:
+        """Return a weight as it is stored; None for one that products do not hold so."""
+        if self._keeps is None or (found := self._kept(name, shape)) is None:
+            return None
+        return found.to(self._device) if self._keeps(found) else None
 
     def _kept(self, name: str, shape: Iterable[int]) -> StoredWeight | None:
         """Return a weight as it is stored; None for one that has to be decoded."""

@@ -12,7 +12,7 @@ import torch
 
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.model.decoder import DtypeName
-from outrider.engine.model.quantised.formats import Decode, Rounding
+from outrider.engine.model.quantised.formats import Rounding, StoredWay
 from outrider.engine.model.shared_vocabulary import PickedRows
 from outrider.engine.passes.device_rows import DeviceRows
 from outrider.engine.passes.flat_rows import ForwardSlice
@@ -28,7 +28,7 @@ class ModelSource:
     dtype: DtypeName = "auto"
     deterministic: bool | None = False
     max_context: int | None = None
-    rounding: Rounding | Decode | None = None
+    rounding: Rounding | StoredWay | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,13 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
-from outrider.engine.model.quantised.formats import DECODE, SCHEMES, Decode, SchemeName
+from outrider.engine.model.quantised.formats import (
+    DECODE,
+    SCHEMES,
+    STORED_WAYS,
+    SchemeName,
+    StoredWay,
+)
 from outrider.gateway.contract.schema.kinds import ToolFormatName
 from outrider.gateway.settings.public_models import public_path
 from outrider.verifier.params import SOURCES, TIERS, Source, Tier
@@ -37,12 +43,12 @@ def split_list(value: object) -> object:
     return value
 
 
-_SCHEMES: Final[tuple[SchemeName | Decode, ...]] = (*SCHEMES, DECODE)
+_SCHEMES: Final[tuple[SchemeName | StoredWay, ...]] = (*SCHEMES, *STORED_WAYS)
 
 
-def schemes(text: str) -> dict[Tier, SchemeName | Decode]:
+def schemes(text: str) -> dict[Tier, SchemeName | StoredWay]:
     """Read "int8" or "large=int8,small=decode" as each tier's weights. Raises ValueError."""
-    found: dict[Tier, SchemeName | Decode] = {}
+    found: dict[Tier, SchemeName | StoredWay] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         tier, has_tier, scheme = (each.strip() for each in part.rpartition("="))
         tiers = [each for each in TIERS if not has_tier or each == tier]
@@ -154,8 +160,9 @@ class ModelSettings(Section):
     """Folder of a trained router. A router fits one pair of models."""
     quantize: Annotated[str, AfterValidator(_known_schemes)] = ""
     """Round weights when they are loaded: int8 or int4 for both tiers, large=int8 for one. Takes
-    half or nearly a quarter of bfloat16's memory, and less time on CPUs. decode: make plain numbers
-    of weights that a checkpoint stores quantised; they stay as they are otherwise."""
+    half or nearly a quarter of bfloat16's memory, and less time on CPUs. Weights that a checkpoint
+    stores quantised stay as they are otherwise, and CPUs round what they multiply with them to 8
+    bits; exact: they do not, decode: make plain numbers of such weights."""
     chat_template: str = ""
     """File with a chat template (Jinja) to use in place of the checkpoints' own: for both tiers, or
     large=FILE, small=FILE for each."""
@@ -178,11 +185,16 @@ class ModelSettings(Section):
     def scheme(self, tier: Literal["large", "small"]) -> SchemeName | None:
         """Return how a tier's weights are rounded."""
         found = schemes(self.quantize).get(tier)
-        return None if found == DECODE else found
+        return found if found in SCHEMES else None
+
+    def stored_way(self, tier: Literal["large", "small"]) -> StoredWay | None:
+        """Return what becomes of a tier's weights that come quantised; None: they stay."""
+        found = schemes(self.quantize).get(tier)
+        return found if found in STORED_WAYS else None
 
     def decodes(self, tier: Literal["large", "small"]) -> bool:
         """Return whether a tier's weights become plain numbers, though products could hold them."""
-        return schemes(self.quantize).get(tier) == DECODE
+        return self.stored_way(tier) == DECODE
 
     def template_file(self, tier: Literal["large", "small"]) -> Path | None:
         """Return the file of a tier's chat template; None for the checkpoint's own."""

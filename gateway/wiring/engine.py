@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from outrider.engine.cache.recurrent_lines import RecurrentSizes
 from outrider.engine.errors import EngineError, InvalidAdapterError
 from outrider.engine.events import AdapterInfo
-from outrider.engine.model.quantised.formats import DECODE, Decode, Rounding
+from outrider.engine.model.quantised.formats import Rounding, StoredWay
 from outrider.gateway.engines.adapters.files import adapter_ref
 from outrider.gateway.engines.backends.step_loop import LoadingCallback
 from outrider.gateway.settings.adapters import parse_adapter
@@ -185,10 +185,10 @@ def _deterministic(settings: Settings) -> bool | None:
     return False if options.kv_cache_dtype == "fp8" else None
 
 
-def _rounding(settings: Settings, tier: Tier) -> Rounding | Decode | None:
+def _rounding(settings: Settings, tier: Tier) -> Rounding | StoredWay | None:
     """Return how a tier's weights are rounded; they are kept beside other files of its kind."""
-    if settings.models.decodes(tier):
-        return DECODE
+    if (way := settings.models.stored_way(tier)) is not None:
+        return way
     scheme = settings.models.scheme(tier)
     if scheme is None:
         return None

@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.kernels.cpu.panel_linear import PanelLinear
 from outrider.kernels.cpu.product_library import Kind, product_support
 
-_KINDS: Final = (Kind.BFLOAT16, Kind.INT8, Kind.INT4)
+_KINDS: Final = (Kind.BFLOAT16, Kind.INT8, Kind.GROUPED)
 _NO_SUCH_EXPERT: Final = -2
 _Address, _Int32, _Int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 

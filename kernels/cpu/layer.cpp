@@ -160,8 +160,8 @@ void outrider::copy_rows(const uint16_t* from, int64_t rows, int64_t width, uint
 
 int32_t outrider::multiply_any(int32_t kind, const void* product, const uint16_t* x, int64_t rows,
                                uint16_t* y, int32_t threads) {
-    if (kind == kInt4) {
-        return outrider_int4_multiply(static_cast<const Int4Product*>(product), x, rows, y, threads);
+    if (kind == kGrouped) {
+        return outrider_grouped_multiply(static_cast<const GroupedProduct*>(product), x, rows, y, threads);
     }
     if (kind == kStored) {
         return outrider_stored_multiply(static_cast<const StoredProduct*>(product), x, rows, y,

@@ -4,14 +4,14 @@
 // spares is the way back to Python between them.
 #pragma once
 
-#include "int4.h"
+#include "grouped.h"
 #include "products.h"
 #include "rows.h"
 #include "stored.h"
 
 namespace outrider {
 
-constexpr int32_t kStored = 3;  // after kInt4: the product is a StoredProduct
+constexpr int32_t kStored = 3;  // after kGrouped: the product is a StoredProduct
 enum Projection : int32_t { kQkv = 0, kOutput = 1, kGateUp = 2, kDown = 3, kProjections = 4 };
 
 // What stays of a layer; structs.py declares the fields in this order.
@@ -63,7 +63,7 @@ int32_t run_layer(const Layer* layer, const LayerCall* call, int32_t instruction
 
 extern "C" {
 int32_t outrider_multiply(const outrider::Product*, const uint16_t*, int64_t, uint16_t*, int32_t);
-int32_t outrider_int4_multiply(const outrider::Int4Product*, const uint16_t*, int64_t, uint16_t*,
+int32_t outrider_grouped_multiply(const outrider::GroupedProduct*, const uint16_t*, int64_t, uint16_t*,
                                int32_t);
 int32_t outrider_stored_multiply(const outrider::StoredProduct*, const uint16_t*, int64_t,
                                  uint16_t*, int32_t);

@@ -20,7 +20,7 @@ namespace outrider {
 namespace {
 
 // Raised with every change of the functions or structures below.
-constexpr int32_t kVersion = 10;
+constexpr int32_t kVersion = 11;
 constexpr size_t kHugePageBytes = size_t(2) << 20;
 
 int64_t row_bytes_of(int32_t kind, int64_t in_features) {
@@ -331,7 +331,7 @@ ProductCall prepare(const Product& product, const uint16_t* x, int64_t rows, uin
 
 int32_t multiply_each(int32_t kind, const void* const* products, const int64_t* rows,
                       int64_t count, const uint16_t* x, uint16_t* y, int64_t threads) {
-    return kind == kInt4 ? multiply_all<Int4Product>(products, rows, count, x, y, threads)
+    return kind == kGrouped ? multiply_all<GroupedProduct>(products, rows, count, x, y, threads)
                          : multiply_all<Product>(products, rows, count, x, y, threads);
 }
 
@@ -402,9 +402,9 @@ EXPORT int32_t outrider_multiply(const Product* product, const uint16_t* x, int6
     return multiply_each(product->kind, &one, &rows, 1, x, y, threads);
 }
 
-// As outrider_multiply with an Int4Product.
-EXPORT int32_t outrider_int4_multiply(const Int4Product* product, const uint16_t* x, int64_t rows,
+// As outrider_multiply with a GroupedProduct.
+EXPORT int32_t outrider_grouped_multiply(const GroupedProduct* product, const uint16_t* x, int64_t rows,
                                       uint16_t* y, int32_t threads) {
     const void* one = product;
-    return multiply_each(kInt4, &one, &rows, 1, x, y, threads);
+    return multiply_each(kGrouped, &one, &rows, 1, x, y, threads);
 }

@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#include "products.h"
+#include "grouped.h"
 
 namespace outrider {
 
@@ -22,9 +22,6 @@ constexpr int64_t kUnitSize = 64;
 constexpr int64_t kFieldVectors = 4;  // of 16 lanes: 32 columns, two of k
 
 constexpr int kTurn4 = 11, kTurn8 = 15;
-
-enum Number : int32_t { kNumber4 = 0, kNumber8 = 1, kFloat8 = 2 };
-enum ScaleType : int32_t { kScaleFloat32 = 0, kScaleFloat16 = 1, kScaleBfloat16 = 2 };
 
 // A weight as callers describe it; stored_library.py declares the same fields in this order.
 struct StoredProduct {

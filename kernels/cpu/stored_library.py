@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,10 +9,6 @@ from torch import Tensor
 from outrider.kernels.cpu.product_library import ProductLibrary
 
 _Address, _Int32, _Int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-
-
-# How scales and minimums are held, as in stored.h.
-SCALE_TYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 class StoredStruct(ctypes.Structure):

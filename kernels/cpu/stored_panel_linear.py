@@ -10,6 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from outrider.kernels.cpu.grouped_panel_linear import NUMBERS as CODES
+from outrider.kernels.cpu.grouped_panel_linear import SCALE_TYPES
 from outrider.kernels.cpu.panel_linear import (
     BYTES_PER_THREAD,
     PanelLinear,
@@ -17,10 +19,9 @@ from outrider.kernels.cpu.panel_linear import (
     library_for,
 )
 from outrider.kernels.cpu.product_library import InstructionSet, Kind
-from outrider.kernels.cpu.stored_library import SCALE_TYPES, StoredStruct, stored_library
+from outrider.kernels.cpu.stored_library import StoredStruct, stored_library
 from outrider.kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
 
-_NUMBERS: Final[dict[Number, int]] = {"int4": 0, "int8": 1, "float8": 2}  # as in stored.h
 # Columns that groups have to be whole multiples of: what a unit of codes holds of each.
 _UNIT_COLUMNS: Final[dict[Number, int]] = {"int4": 4, "int8": 2, "float8": 2}
 # The bias of float32's exponent less that of float8's: where its bits are taken over.
@@ -68,7 +69,7 @@ class StoredPanelLinear(PanelLinear):
             in_features=self.in_features,
             group_size=weight.group_size,
             bias=None if bias_f32 is None else bias_f32.data_ptr(),
-            number=_NUMBERS[weight.number],
+            number=CODES[weight.number],
             scale_type=SCALE_TYPES[dtype],
             zero=weight.common_zero,
             has_zeros=zeros is not None,

@@ -21,8 +21,8 @@ class ProductStruct(ctypes.Structure):
     )
 
 
-class Int4Struct(ctypes.Structure):
-    """A packed weight of 4 bits as the library reads it (struct Int4Product in int4.h)."""
+class GroupedStruct(ctypes.Structure):
+    """A packed weight in groups as the library reads it (struct GroupedProduct in grouped.h)."""
 
     _fields_ = (
         ("out_features", _Int64),
@@ -30,6 +30,12 @@ class Int4Struct(ctypes.Structure):
         ("group_size", _Int64),
         ("panels", _Address),
         ("bias", _Address),
+        ("number", _Int32),
+        ("scale_type", _Int32),
+        ("zero", _Int32),
+        ("has_zeros", _Int32),
+        ("has_minimums", _Int32),
+        ("has_row_groups", _Int32),
         ("instruction_set", _Int32),
     )
 

@@ -12,7 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.kernels.cpu.int4_panel_linear import Int4PanelLinear
+from outrider.kernels.cpu.grouped_panel_linear import (
+    GroupedPanelLinear,
+    Int4PanelLinear,
+    can_hold_grouped,
+)
 from outrider.kernels.cpu.panel_linear import (
     Int8PanelLinear,
     PanelLinear,
@@ -239,7 +243,6 @@ Product = (
     Linear
     | RowInvariantLinear
     | PanelLinear
-    | Int4PanelLinear
     | Int4Linear
     | Int8Linear
     | IntegerLinear
@@ -279,6 +282,8 @@ def make_linear(
     if isinstance(weight, StoredWeight):
         if can_use_stored_tiles(weight, weight.codes.device):
             return StoredLinear(weight, bias)
+        if rounds_rows(weight, weight.codes.device):
+            return GroupedPanelLinear(weight, bias)
         if can_keep_stored(weight, weight.codes.device):
             return StoredPanelLinear(weight, bias)
         weight = weight.decoded()
@@ -300,6 +305,12 @@ def can_keep_stored(weight: StoredWeight, device: torch.device) -> bool:
     if uses_triton(device):
         return can_use_stored_tiles(weight, device)
     return keeps_stored_weights(torch.bfloat16, device) and can_hold_stored(weight)
+
+
+def rounds_rows(weight: StoredWeight, device: torch.device) -> bool:
+    """True if `make_linear` rounds the rows that it multiplies with a weight to 8 bits."""
+    in_panels = computes_in_panels(torch.bfloat16, device)
+    return in_panels and not weight.keeps_rows and can_hold_grouped(weight)
 
 
 def _make_quantised(weight: QuantisedWeight, bias: Tensor | None) -> Product:

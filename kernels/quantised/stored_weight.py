@@ -1,7 +1,7 @@
-"""A weight as a checkpoint stores it in few bits: what products hold that decode as they multiply.
+"""A weight as a checkpoint stores it in few bits, which products hold as it is.
 
-Unlike `QuantisedWeight`, whose products round the rows that are multiplied, it stands for the
-bfloat16 numbers that it decodes to: its products have the decoded weight's bits.
+On CPUs rows are rounded to 8 bits and multiplied with its whole numbers (grouped.h), unless it
+`keeps_rows`: then, on GPUs and for float8 products have the bits of the decoded weight's.
 """
 
 import math
@@ -42,6 +42,9 @@ class StoredWeight:
     """int16 of that shape, the codes that mean 0. Of float8: None."""
     minimums: Tensor | None = None
     """float32 of that shape, or None."""
+    keeps_rows: bool = False
+    """Multiply it with rows as they are: to the bits of the decoded weight's product. Else rows may
+    be rounded to 8 bits."""
 
     def __post_init__(self) -> None:
         """Check shapes and types."""

@@ -14,7 +14,7 @@ import torch
 from benchmarks.shared.stored_checkpoints import store_quantised
 from outrider.engine.config import EngineConfig
 from outrider.engine.model.decoder import DecoderModel
-from outrider.engine.model.quantised.formats import DECODE, Decode, Rounding, SchemeName
+from outrider.engine.model.quantised.formats import DECODE, EXACT, Rounding, SchemeName, StoredWay
 from outrider.engine.request import EngineRequest
 from outrider.kernels.layers.row_invariant_linear import computes_in_panels
 from outrider.kernels.triton_support import is_automatic
@@ -65,7 +65,7 @@ def stored_folder(tier: str, scheme: Stored) -> Path:
     return parent / tier
 
 
-def stored_model(tier: str, scheme: Stored, rounding: Decode | None = None) -> DecoderModel:
+def stored_model(tier: str, scheme: Stored, rounding: StoredWay | None = None) -> DecoderModel:
     folder = str(stored_folder(tier, scheme))
     return DecoderModel.load(folder, dtype="bfloat16", deterministic=True, rounding=rounding)
 
@@ -157,8 +157,8 @@ def test_rounding_is_seen_in_the_answers_and_in_the_fingerprint(
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["stored int8", "stored int4"])
 def test_a_stored_model_says_what_its_decoded_weights_say(scheme: Stored) -> None:
-    """Whatever its products hold: in company of other batch sizes, on other numbers of threads."""
-    stored, decoded = model("large", scheme), stored_model("large", scheme, DECODE)
+    """Where rows are not rounded: in other company, on other numbers of threads."""
+    stored, decoded = stored_model("large", scheme, EXACT), stored_model("large", scheme, DECODE)
     is_held = is_automatic() and computes_in_panels(torch.bfloat16, torch.device("cpu"))
     assert (stored.scheme == scheme) == is_held
     assert decoded.scheme == "bfloat16"

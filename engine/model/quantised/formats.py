@@ -26,10 +26,12 @@ class Rounding:
     """The folder that they are kept in for next time; None to keep nothing."""
 
 
-# Instead of rounding: quantised weights become plain ones, which products could also hold as they
-# are stored.
-Decode = Literal["decode"]
-DECODE: Final[Decode] = "decode"
+StoredWay = Literal["decode", "exact"]
+"""Instead of rounding, for weights that come quantised. decode: they become plain ones. exact: they
+stay as they are stored, and rows are not rounded where they are multiplied."""
+DECODE: Final[StoredWay] = "decode"
+EXACT: Final[StoredWay] = "exact"
+STORED_WAYS: Final[tuple[StoredWay, ...]] = (DECODE, EXACT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

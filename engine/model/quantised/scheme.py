@@ -8,6 +8,7 @@ Narrow weights stay as they are in both (`MIN_ROUNDED_SIDE`).
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -22,6 +23,7 @@ from outrider.engine.model.quantised.formats import (
 )
 from outrider.engine.model.quantised.kept import KeptWeights
 from outrider.engine.model.weights import CheckpointReader
+from outrider.kernels.layers.row_invariant_linear import rounds_rows
 from outrider.kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
 from outrider.kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
 
@@ -50,8 +52,13 @@ class StoredWeights:
 
     scheme: str | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_exact: bool = False) -> None:
+        """is_exact: rows are not rounded where they are multiplied with weights in few bits."""
+        self._is_exact = is_exact
         self._numbers: Counter[Number] = Counter()
+        self._rounds_rows = False
+        self.has_head = False
+        """Whether the head is held in few bits."""
         self.num_rounded = 0
         """Numbers that are held as they are stored, in few bits."""
         self.num_bytes = 0
@@ -61,12 +68,16 @@ class StoredWeights:
     def held(self) -> str | None:
         """Name what products hold, such as "stored int4"; None for plain numbers only."""
         found = [number for number in NUMBERS if self._numbers[number]]
-        return f"stored {'+'.join(found)}" if found else None
+        rows = ", rows in int8" if self._rounds_rows else ""
+        return f"stored {'+'.join(found)}{rows}" if found else None
 
     def weight(self, name: str, read: Read, tensors: Sequence[str]) -> Weight:
         """Read it."""
         found = read()
         if isinstance(found, StoredWeight):
+            found = replace(found, keeps_rows=self._is_exact)
+            self._rounds_rows |= rounds_rows(found, found.codes.device)
+            self.has_head |= name == _HEAD
             self._numbers[found.number] += 1
             self.num_rounded += found.codes.numel()
             self.num_bytes += found.num_bytes
@@ -97,7 +108,8 @@ class RoundedWeights:
         )
         self.num_rounded = 0
         """Numbers that are held rounded."""
-        self.is_head_rounded = False
+        self.has_head = False
+        """Whether the head is held rounded."""
         self.num_bytes = 0
         """Bytes of them and of their scales."""
 
@@ -119,7 +131,7 @@ class RoundedWeights:
                 self._reader.skip(tensor)
             found = found.to(self._reader.device)
             self._reader.num_parameters += found.codes.numel() if tensors else 0
-        self.is_head_rounded |= name == _HEAD
+        self.has_head |= name == _HEAD
         self.num_rounded += found.codes.numel()
         self.num_bytes += found.num_bytes
         return found

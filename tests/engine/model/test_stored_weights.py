@@ -13,7 +13,7 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.model.gguf.blocks import packed_blocks
 from outrider.engine.model.gguf.header import TENSOR_TYPES
-from outrider.engine.model.quantised.formats import DECODE, Rounding
+from outrider.engine.model.quantised.formats import DECODE, EXACT, Rounding
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.kernels.cpu.product_library import product_support
 from outrider.kernels.cpu.stored_panel_linear import StoredPanelLinear
@@ -50,9 +50,9 @@ def logits(model: DecoderModel) -> list[Tensor]:
 
 
 def load_both(folder: str) -> tuple[DecoderModel, DecoderModel]:
-    """As it is stored, and decoded at load."""
+    """As it is stored with rows that are not rounded, and decoded at load."""
     return (
-        DecoderModel.load(folder, dtype="bfloat16"),
+        DecoderModel.load(folder, dtype="bfloat16", rounding=EXACT),
         DecoderModel.load(folder, dtype="bfloat16", rounding=DECODE),
     )
 
@@ -91,6 +91,27 @@ def test_a_gguf_file_s_logits_are_its_decoded_weights(kind: Kind, tmp_path: Path
     assert stored.scheme == ("bfloat16" if number is None else f"stored {number}")
 
 
+@pytest.mark.slow_cases
+@pytest.mark.parametrize("case", [*CASES, *GGUF], ids=lambda case: getattr(case, "name", case))
+def test_rows_are_rounded_by_default(case: str | Kind, tmp_path: Path) -> None:
+    """Logits are nearly the decoded model's, with the same bits alone and in company."""
+    if isinstance(case, str):
+        quantise_folder(tmp_path, case)
+        folder = str(tmp_path)
+    else:
+        folder = str(folder_of(write_both(tmp_path, "qwen2", case)[0]))
+    rounded, (exact, decoded) = DecoderModel.load(folder, dtype="bfloat16"), load_both(folder)
+    is_rounded = rounded.scheme.endswith(", rows in int8")
+    assert is_rounded == ("int" in exact.scheme)
+    assert is_rounded == (rounded.numerics != exact.numerics)
+    assert rounded.weight_bytes == exact.weight_bytes
+    found, expected = (torch.cat(logits(each)).float() for each in (rounded, decoded))
+    error = float((found - expected).norm() / expected.norm())
+    assert 1e-4 < error < 0.1 if is_rounded else error == 0
+    with torch_threads(1):
+        assert same_bits(torch.cat(logits(rounded)).float(), found)
+
+
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
 def test_blocks_are_held_as_the_package_decodes_them(name: str) -> None:
     kind = next(each for each, stored in TENSOR_TYPES.items() if stored.name == name)
@@ -110,7 +131,7 @@ def test_half_precision_checkpoints_compute_in_bfloat16_to_stay(tmp_path: Path) 
     quantise_folder(tmp_path, "awq")
     edit_config(tmp_path, dtype="float16")
     stored = DecoderModel.load(str(tmp_path))
-    assert (stored.dtype, stored.scheme) == (torch.bfloat16, "stored int4")
+    assert (stored.dtype, stored.scheme) == (torch.bfloat16, "stored int4, rows in int8")
     for options in ({"dtype": "float16"}, {"rounding": DECODE}):
         decoded = DecoderModel.load(str(tmp_path), **options)
         assert (decoded.dtype, decoded.scheme) == (torch.float16, "float16")

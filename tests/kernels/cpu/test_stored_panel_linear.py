@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.kernels.cpu.grouped_panel_linear import GroupedPanelLinear
 from outrider.kernels.cpu.panel_linear import PanelLinear
 from outrider.kernels.cpu.product_library import InstructionSet, product_support
 from outrider.kernels.cpu.stored_panel_linear import StoredPanelLinear, can_hold_stored
@@ -124,7 +125,9 @@ def test_no_rows_have_no_results() -> None:
 def test_without_compiled_kernels_the_weight_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_invariant_linear, "prefers_onednn", lambda: False)
     weight = random_stored("int4", 40, 3, 32)
-    assert type(make_linear(weight, deterministic=True)) is StoredPanelLinear
+    assert type(make_linear(weight, deterministic=True)) is GroupedPanelLinear
+    kept = replace(weight, keeps_rows=True)
+    assert type(make_linear(kept, deterministic=True)) is StoredPanelLinear
     with use_kernels("reference"):
         plain = make_linear(weight)
     assert not isinstance(plain, PanelLinear)
