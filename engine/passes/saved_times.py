@@ -2,6 +2,7 @@
 
 A wrong file costs nothing but a measurement: what is no curve is ignored and written anew. Times
 that were right once and are not now are corrected by the passes that follow (`RunningStepTimes`).
+A curve says whether the processor was quiet, so that later starts know what to believe.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from outrider.kernels.cpu.product_library import product_support
 
 logger = logging.getLogger(__name__)
 
-_FORMAT: Final = 2  # of the file, and of what is measured
+_FORMAT: Final = 3  # of the file, and of what is measured
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 
 
@@ -104,8 +105,14 @@ def _read_curve(fields: Mapping[str, Any]) -> StepTimeCurve:
         raise ValueError("order")
     if context < 0 or row_context_s < 0:
         raise ValueError("context")
+    if type(fields["is_quiet"]) is not bool:
+        raise TypeError("is_quiet")
     return StepTimeCurve(
-        num_rows=num_rows, seconds=seconds, context=context, row_context_s=row_context_s
+        num_rows=num_rows,
+        seconds=seconds,
+        context=context,
+        row_context_s=row_context_s,
+        is_quiet=fields["is_quiet"],
     )
 
 

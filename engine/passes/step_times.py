@@ -5,6 +5,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -20,17 +21,22 @@ _TOKENS_SEED = 17
 _CPU_WARM_UP_ROWS = 16
 # A model that is slow enough to need longer is timed with fewer repeats.
 _ENOUGH_S = 4.0
-# Times are kept for later starts if this thread had a core for so much of the measurement: what
-# other programs took is no property of the machine.
-_UNDISTURBED_SHARE = 0.85
-# Saved times are measured anew where passes take less than this share of them.
+# A measurement is quiet if this thread had a core for so much of it: what other programs took is no
+# property of the machine.
+_QUIET_SHARE = 0.85
+# Saved times are measured anew where a pass takes less than this share of them.
 _BEATEN_SHARE = 0.8
 
-# How fast a running correction learns, and how fast it forgets a size that is not used any more.
-_SCALE_WEIGHT = 0.02
-_RESIDUAL_WEIGHT = 0.1
-_RESIDUAL_KEPT = 0.998
-_MAX_SURPRISE = math.log(4.0)
+# How far a pass is believed. Whatever disturbs makes it longer, so a faster one says more.
+_FASTER_WEIGHT = 0.5
+_SLOWER_WEIGHT = 0.1
+_MAX_SURPRISE = math.log(2.0)
+# What a pass says of other sizes: so much of all of them, the rest fades by octaves.
+_COMMON = 0.5
+# A size may cost so much less than is known (a logarithm), the more passes it was not used in.
+_MORE_DOUBT = 0.0005
+_MOST_DOUBT = 0.25
+_BUSY_DOUBT = math.log(2.0)  # at first, where the measurement was not quiet
 _TABLE_ROWS = 8192
 _LEAST_TABLE_ROWS = 256
 
@@ -53,6 +59,8 @@ class StepTimeCurve:
     """The tokens that the points' rows see."""
     row_context_s: float = 0.0
     """Seconds that every row costs more for each token beyond `context`."""
+    is_quiet: bool = True
+    """False where other programs took the processor meanwhile: passes may be faster."""
 
     @classmethod
     def from_points(
@@ -62,6 +70,7 @@ class StepTimeCurve:
         *,
         context: float = 0.0,
         row_context_s: float = 0.0,
+        is_quiet: bool = True,
     ) -> "StepTimeCurve":
         """Smooth measured points to a curve that never falls (running minimum from the right)."""
         smoothed = list(seconds)
@@ -72,6 +81,7 @@ class StepTimeCurve:
             seconds=tuple(smoothed),
             context=context,
             row_context_s=row_context_s,
+            is_quiet=is_quiet,
         )
 
     def fastest(self, other: "StepTimeCurve") -> "StepTimeCurve":
@@ -86,6 +96,7 @@ class StepTimeCurve:
             seconds=tuple(map(min, self.seconds, other.seconds)),
             context=self.context,
             row_context_s=min(self.row_context_s, other.row_context_s),
+            is_quiet=self.is_quiet or other.is_quiet,
         )
 
     def __call__(self, num_rows: int, context: float | None = None) -> float:
@@ -101,15 +112,21 @@ class StepTimeCurve:
 class RunningStepTimes:
     """A curve that follows what passes really take.
 
-    One factor for all sizes follows the machine (its clock, its other work, longer contexts); one
-    for each measured size corrects the shape. It fades while that size is not used, so one bad
-    moment does not rule a size out for ever.
+    Each measured size has a factor. A pass corrects its own most, near sizes less, and all of them
+    a little: they share the machine (its clock, its other work). A size that is not used is doubted
+    more and more, and so tried again: nothing else could tell that its measurement was disturbed.
     """
 
     def __init__(self, curve: StepTimeCurve) -> None:
         self._curve = curve
-        self._log_scale = 0.0
-        self._log_residuals = [0.0] * len(curve.num_rows)
+        octaves = np.log2(curve.num_rows)
+        near = np.exp(-np.abs(octaves[:, None] - octaves))
+        # This is done for every pass, and lists so short are faster than arrays.
+        self._shares = (_COMMON + (1.0 - _COMMON) * near).tolist()  # [sizes][sizes]
+        self._log_factors = [0.0] * len(octaves)
+        self._num_passes = 0
+        self._last_used = [0.0 if curve.is_quiet else -inf] * len(octaves)  # of `_num_passes`
+        self._most_doubts = [_MOST_DOUBT if curve.is_quiet else _BUSY_DOUBT] * len(octaves)
         # A budget asks for thousands of row counts a step, so the answers stand in a table.
         self._rows = np.arange(_TABLE_ROWS, dtype=np.float64)
         self._seconds = [curve(rows) for rows in range(_TABLE_ROWS)]
@@ -117,7 +134,6 @@ class RunningStepTimes:
         self._nearest_of = np.searchsorted(curve.num_rows, self._rows).clip(
             max=len(curve.num_rows) - 1
         )
-        self._factors: list[float] = [1.0] * len(curve.num_rows)  # of measured sizes
         self._table: npt.NDArray[np.float64] | None = None  # of `_table_context`
         self._table_context = 0.0
 
@@ -126,10 +142,21 @@ class RunningStepTimes:
 
         A context of 0 stands for the one at which the curve was measured.
         """
+        return self._measured(num_rows, context) * self._factor(self._nearest(num_rows))
+
+    def _measured(self, num_rows: int, context: float) -> float:
+        """Return the seconds that the curve says."""
         seconds = self._seconds[num_rows] if num_rows < _TABLE_ROWS else self._curve(num_rows)
         if context:
             seconds += num_rows * ((context - self._curve.context) * self._curve.row_context_s)
-        return max(seconds, self._curve.seconds[0] / 2) * self._factors[self._nearest(num_rows)]
+        return max(seconds, self._curve.seconds[0] / 2)
+
+    def _factor(self, size: int) -> float:
+        """Return what a measured size is multiplied by."""
+        doubt = min(
+            _MORE_DOUBT * (self._num_passes - self._last_used[size]), self._most_doubts[size]
+        )
+        return math.exp(self._log_factors[size] - doubt)
 
     def upto(self, num_rows: int, context: float = 0.0) -> npt.NDArray[np.float64]:
         """Expected seconds of passes with 0 to `num_rows` rows, [num_rows + 1]; not to be changed.
@@ -149,7 +176,8 @@ class RunningStepTimes:
         if context and self._curve.row_context_s:
             price_s = (context - self._curve.context) * self._curve.row_context_s
             seconds = np.maximum(seconds + self._rows[:size] * price_s, self._curve.seconds[0] / 2)
-        table = np.asarray(seconds * np.array(self._factors)[self._nearest_of[:size]])
+        factors = np.array([self._factor(size) for size in range(len(self._log_factors))])
+        table = np.asarray(seconds * factors[self._nearest_of[:size]])
         table.flags.writeable = False
         return table
 
@@ -157,12 +185,17 @@ class RunningStepTimes:
         """Learn from one pass; sizes beyond the curve (prompts) say nothing about it."""
         if num_rows > self._curve.num_rows[-1]:
             return
-        surprise = math.log(max(seconds, 1e-9) / self(num_rows, context))
+        size = self._nearest(num_rows)
+        ratio = max(seconds, 1e-9) / self._measured(num_rows, context)
+        surprise = math.log(ratio) - self._log_factors[size]
         surprise = min(max(surprise, -_MAX_SURPRISE), _MAX_SURPRISE)
-        self._log_scale += _SCALE_WEIGHT * surprise
-        self._log_residuals = [kept * _RESIDUAL_KEPT for kept in self._log_residuals]
-        self._log_residuals[self._nearest(num_rows)] += _RESIDUAL_WEIGHT * surprise
-        self._factors = [math.exp(self._log_scale + own) for own in self._log_residuals]
+        learnt = surprise * (_SLOWER_WEIGHT if surprise > 0 else _FASTER_WEIGHT)
+        self._log_factors = [
+            factor + learnt * share
+            for factor, share in zip(self._log_factors, self._shares[size], strict=True)
+        ]
+        self._num_passes += 1
+        self._last_used[size], self._most_doubts[size] = self._num_passes, _MOST_DOUBT
         self._table = None
 
     def _nearest(self, num_rows: int) -> int:
@@ -193,7 +226,7 @@ def profile_step_times(
         view.reserve(kinds[-1][1] + max(sizes))
         # All sizes in turn, so that a busy moment of the machine does not fall on one of them; the
         # first round warms up (kernels are chosen and packed by size).
-        begun_s = time.perf_counter()
+        begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
         for turn in range(_NUM_REPEATS + 1):
             if turn > 1 and time.perf_counter() - begun_s > _ENOUGH_S:
                 break
@@ -203,6 +236,7 @@ def profile_step_times(
                     samples[rows, start].append(elapsed_s)
                 if on_progress is not None:
                     on_progress(turn * len(kinds) + done + 1, (_NUM_REPEATS + 1) * len(kinds))
+        wall_s, cpu_s = time.perf_counter() - begun_s, time.thread_time() - begun_cpu_s
     finally:
         view.release()
     # Whatever disturbs a pass makes it longer, so the shortest one says most about its size.
@@ -216,6 +250,7 @@ def profile_step_times(
         [best[rows, context] for rows in sizes],
         context=context,
         row_context_s=row_context_s,
+        is_quiet=runner.device.type != "cpu" or cpu_s >= _QUIET_SHARE * wall_s,
     )
 
 
@@ -276,10 +311,12 @@ def _time_pass(runner: ModelRunner, view: KVView, token_ids: list[int], start: i
     return time.perf_counter() - started_s
 
 
-def _beats(seconds: Mapping[int, float], curve: StepTimeCurve) -> bool:
-    """True if passes of several sizes took much less time than a curve says."""
-    ratios = sorted(found_s / curve(rows) for rows, found_s in seconds.items())
-    return ratios[len(ratios) // 2] < _BEATEN_SHARE
+def _is_beaten(curve: StepTimeCurve, seconds: Mapping[int, float]) -> bool:
+    """Return whether passes of some size took much less time than a curve says.
+
+    `seconds`: of passes whose rows see none but each other, by their number.
+    """
+    return any(found_s < _BEATEN_SHARE * curve(rows, rows / 2) for rows, found_s in seconds.items())
 
 
 class CurveStore(Protocol):
@@ -300,20 +337,18 @@ def follow_step_times(
 ) -> RunningStepTimes:
     """Profile a runner, or take what was `saved`, and go on learning from every pass.
 
-    On a processor that is busy with other programs a measurement is used, but not saved. Times of a
-    busy moment may be saved all the same. If passes are much faster than what was saved, it is
-    measured anew, and the faster times are kept.
+    What was measured while the processor was busy, or is beaten by a few passes now, is measured
+    anew. The faster times are kept. Those passes also tell of a machine that is slower today.
     """
-    known = curve = saved.load(runner) if saved is not None else None
-    if curve is None or _beats(warm_up_passes(runner), curve):
-        begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
-        curve = profile_step_times(runner, on_progress=on_progress)
-        if known is not None:
-            curve = known.fastest(curve)
-        wall_s, cpu_s = time.perf_counter() - begun_s, time.thread_time() - begun_cpu_s
-        is_undisturbed = runner.device.type != "cpu" or cpu_s >= _UNDISTURBED_SHARE * wall_s
-        if saved is not None and (is_undisturbed or known is not None):
+    curve = saved.load(runner) if saved is not None else None
+    passes = warm_up_passes(runner) if curve is not None and curve.is_quiet else {}
+    if curve is None or not curve.is_quiet or _is_beaten(curve, passes):
+        measured = profile_step_times(runner, on_progress=on_progress)
+        curve = measured if curve is None else curve.fastest(measured)
+        if saved is not None:
             saved.save(runner, curve)
     times = RunningStepTimes(curve)
+    for rows, seconds in passes.items():
+        times.observe(rows, seconds, rows / 2)
     runner.on_pass = times.observe
     return times
