@@ -85,9 +85,10 @@ class StepTimeCurve:
         )
 
     def fastest(self, other: "StepTimeCurve") -> "StepTimeCurve":
-        """Return the lower of two measurements at each size: what disturbs only adds time.
+        """Return the lower of this and a later measurement at each size: what disturbs adds time.
 
-        Of other sizes or contexts, the other is the answer.
+        Of other sizes or contexts, the later one is the answer. Whether it was quiet counts: had
+        this one been, it would not have been measured again.
         """
         if (other.num_rows, other.context) != (self.num_rows, self.context):
             return other
@@ -96,7 +97,7 @@ class StepTimeCurve:
             seconds=tuple(map(min, self.seconds, other.seconds)),
             context=self.context,
             row_context_s=min(self.row_context_s, other.row_context_s),
-            is_quiet=self.is_quiet or other.is_quiet,
+            is_quiet=other.is_quiet,
         )
 
     def __call__(self, num_rows: int, context: float | None = None) -> float:

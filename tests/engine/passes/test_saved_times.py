@@ -91,6 +91,12 @@ def test_times_of_a_busy_machine_are_measured_at_every_start_until_one_is_quiet(
     assert saved.load(runner) == replace(CURVE, seconds=(0.09, 0.1, 0.3))
 
 
+def test_a_beaten_curve_is_quiet_only_if_it_is_so_when_measured_anew() -> None:
+    later = replace(CURVE, seconds=(0.2, 0.2, 0.2), is_quiet=False)
+    assert CURVE.fastest(later) == replace(CURVE, seconds=(0.1, 0.1, 0.2), is_quiet=False)
+    assert later.fastest(CURVE).is_quiet
+
+
 def test_a_measurement_says_whether_the_processor_was_its_own(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
