@@ -97,6 +97,28 @@ def test_times_of_a_busy_minute_are_corrected_in_a_quiet_one(
 
 
 @by_processor
+def test_a_measurement_that_was_not_quiet_rules_no_guess_out(seconds: tuple[float, ...]) -> None:
+    """At twice their time no guess pays on one of them, and what is not tried is not corrected."""
+    busy = measured(seconds, lambda rows: 2.0 if rows > 1 else 1.0, is_quiet=False)
+    machine = Machine(seconds, busy)
+    machine.lost_share(200)
+    assert machine.lost_share(200) < 0.02
+
+
+def test_a_size_that_is_not_used_is_doubted_up_to_a_bound() -> None:
+    times = RunningStepTimes(measured(AVX512, quiet, is_quiet=True))
+    before_s = times(16)
+    for _ in range(200):
+        times.observe(1, times(1))
+    assert times(16) < 0.95 * before_s
+    for _ in range(5000):
+        times.observe(1, times(1))
+    assert times(16) > 0.7 * before_s
+    times.observe(16, before_s)
+    assert times(16) == pytest.approx(before_s)
+
+
+@by_processor
 def test_a_machine_that_throttles_is_followed_within_two_seconds(
     seconds: tuple[float, ...],
 ) -> None:
