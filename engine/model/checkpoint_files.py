@@ -19,6 +19,8 @@ _SMALL_FILES: Final = (
 _TEXT_FILES: Final = ("*.json", "*.jinja", "*.txt", "*.model")
 ALL_FILES: Final = (*_TEXT_FILES, "*.safetensors")
 """Patterns of what is read of a checkpoint on the hub, without weights and with them."""
+FIM_NAMES: Final = ("pre", "suf", "mid", "pad", "rep", "sep")
+"""llama.cpp's names of the tokens for text in the middle: `tokenizer.ggml.fim_pre_token_id` …"""
 _SAMPLING_FIELDS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -103,6 +105,16 @@ def end_token_ids(path_or_id: str | Path) -> tuple[int, ...]:
     config = read_object(folder / "config.json") or {}
     generation = read_object(folder / "generation_config.json") or {}
     return merged_ids(_own_ids(config), _own_ids(generation))
+
+
+def fim_token_ids(path_or_id: str | Path) -> dict[str, int]:
+    """Return the tokens for text in the middle that config.json names; only GGUF files do."""
+    with contextlib.suppress(OSError):
+        path_or_id = small_files(path_or_id)
+    config = read_object(Path(path_or_id).expanduser() / "config.json") or {}
+    found = config.get("fim_token_ids")
+    given = found if isinstance(found, dict) else {}
+    return {name: given[name] for name in FIM_NAMES if type(given.get(name)) is int}
 
 
 def sampling_defaults(path_or_id: str | Path) -> dict[str, float]:

@@ -40,7 +40,7 @@ _ALLOWED: Final[Mapping[ServerKind, frozenset[str]]] = {
     | _SAMPLING
     | _TEMPLATE
     | _GUIDED
-    | {"regex", "ebnf", "json_schema", "grammar"}
+    | {"regex", "ebnf", "json_schema", "grammar", "input_extra"}
     | {"prediction", "service_tier", "modalities", "thinking_token_budget"},
     "vllm": _COMMON
     | _SAMPLING

@@ -16,6 +16,7 @@ from outrider.gateway.answering.reading.reading import RequestReader
 from outrider.gateway.answering.reading.tier_checks import TierChecks
 from outrider.gateway.engines.adapters.registry import AdapterRegistry
 from outrider.gateway.engines.fleet.pool import EnginePool
+from outrider.gateway.http.apis.infill.api import InfillApi
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.ollama.api import OllamaChat, OllamaGenerate, OllamaParts
 from outrider.gateway.http.apis.ollama.endpoints import meant_name
@@ -107,6 +108,7 @@ def build_planner(
         classes=parts.slo.classes,
         local_tiers=tuple(parts.tokenizers),
         ignores_unknown=parts.unknown_fields == "ignore",
+        fills_in=any(each.infilling for each in parts.tokenizers.values()),
     )
     return Planner(
         local=LocalParts(jobs=jobs, load=LocalLoad(parts.clock), calls=calls),
@@ -191,5 +193,8 @@ def build_answers(
         messages_api=MessagesApi(has_upstream_tiers=has_tiers, ignores_unknown=ignores_unknown),
         ollama_api=OllamaChat(parts=ollama),
         ollama_generate_api=OllamaGenerate(parts=ollama),
+        infill_api=InfillApi(
+            has_upstream_tiers=has_tiers, ignores_unknown=ignores_unknown, clock=parts.clock
+        ),
         clock=parts.clock,
     )

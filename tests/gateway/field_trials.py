@@ -83,6 +83,7 @@ TRIALS: Final[Mapping[str, Trial]] = {
     "best_of": trial(2, 1),
     "echo": trial(True),
     "suffix": trial("the end", ""),
+    "input_extra": trial([{"filename": "a.py", "text": "b"}]),
     "prompt_logprobs": trial(0),
     "return_token_ids": trial(True),
     "return_tokens_as_token_ids": trial(True, logprobs=True),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.model.checkpoint_files import FIM_NAMES
 from outrider.engine.model.gguf.header import TENSOR_TYPES, GgufHeader
 
 # llama.cpp's name for a family, and transformers'. "llama" is also what Mistral's files say.
@@ -13,6 +14,7 @@ ARCHITECTURES: Final[Mapping[str, str]] = {
     "qwen3": "Qwen3ForCausalLM",
 }
 ROPE_FACTORS: Final = "rope_freqs.weight"
+_OLDER_FIM_NAMES: Final = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
 _REFUSED: Final = {
     "expert_count": "mixtures of experts are not read from GGUF",
     "attention.sliding_window": "windows are not read from GGUF",
@@ -70,6 +72,7 @@ class _Config:
             "tie_word_embeddings": "output.weight" not in tensors,
             "bos_token_id": self._token("bos"),
             "eos_token_id": self._ends(),
+            "fim_token_ids": self._fim_tokens(),
             "dtype": self._dtype(),
         }
 
@@ -112,6 +115,13 @@ class _Config:
         found = [self._token("eos"), self._token("eot")]
         ends = list(dict.fromkeys(each for each in found if each is not None))
         return ends or None
+
+    def _fim_tokens(self) -> dict[str, int]:
+        """Return the tokens for text in the middle, by the names of their keys."""
+        found = {name: self._token(f"fim_{name}") for name in FIM_NAMES}
+        for name, older in _OLDER_FIM_NAMES.items():
+            found[name] = self._token(older) if found[name] is None else found[name]
+        return {name: token for name, token in found.items() if token is not None}
 
     def _token(self, name: str) -> int | None:
         value = self._header.fields.get(f"tokenizer.ggml.{name}_token_id")

@@ -19,7 +19,7 @@ from outrider.engine.model.gguf.header import GgufHeader, read_header
 
 LINK: Final = "model.gguf"
 _SUFFIX: Final = ".gguf"
-_VERSION: Final = "2"  # raised whenever a folder would get other contents
+_VERSION: Final = "3"  # raised whenever a folder would get other contents
 _GENERATION: Final = "generation_config.json"
 _BESIDE: Final = (
     "tokenizer.json",

@@ -83,6 +83,8 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """What a whole answer is checked against."""
     tools: ToolReading | None = None
     """The rules for reading calls."""
+    ends: tuple[int, ...] = ()
+    """Tokens that end the answer beside the tokenizer's own."""
     thinking: ThinkingBudget | None = None
     """How long the answer may think."""
 
@@ -278,7 +280,7 @@ def _stop_token_ids(request: ApiRequest, rendered: Rendered) -> tuple[int, ...]:
     """The tokenizer's own and the request's. Raises BadRequestError outside the vocabulary."""
     own = request.stop_token_ids or []
     check_token_ids(own, rendered.info, param="stop_token_ids")
-    ends = () if request.ignore_eos else rendered.tokenizer.stop_token_ids
+    ends = () if request.ignore_eos else (*rendered.tokenizer.stop_token_ids, *rendered.ends)
     return tuple(dict.fromkeys((*ends, *own)))
 
 

@@ -135,7 +135,7 @@ class JobBuilder:
         prompts = self._prompts(request, context.principal)
         await self.models.until_known()
         named = await self.models.tiers_named(request.model, context.principal.scopes)
-        candidates = permitted(context.principal, named, prompts.options.tier)
+        candidates = prompts.able(permitted(context.principal, named, prompts.options.tier))
         chosen_from_s = self.clock()
         info = await self.models.engine_info()
         choice = await self.chooser.choose(prompts, candidates, strong_tier, info)

@@ -19,6 +19,7 @@ from outrider.gateway.answering.jobs.thinking_budget import budget_of, template_
 from outrider.gateway.answering.reading.parsed_request import ApiRequest
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.answering.text.chat_template import PromptEnd
+from outrider.gateway.answering.text.infilling import no_infilling
 from outrider.gateway.answering.text.prompt_work import UNBOUNDED, PromptWork
 from outrider.gateway.answering.text.structured import StructuredPlan, plan_structured
 from outrider.gateway.answering.text.tools import plan_tools
@@ -134,6 +135,10 @@ class Prompts(ABC):
         """Return the text that the answers to each prompt begin with."""
         return ("",)
 
+    def able(self, infos: Sequence[TierInfo]) -> Sequence[TierInfo]:
+        """Return the models that can do what is asked. Raises BadRequestError where none can."""
+        return infos
+
     @abstractmethod
     def text(self, tokenizer: ChatTokenizer) -> str:
         """Return the text that the router judges."""
@@ -241,9 +246,19 @@ class CompletionPrompts(Prompts):
         self.has_token_ids |= any(not isinstance(prompt, str) for prompt in request.prompts)
 
     def text(self, tokenizer: ChatTokenizer) -> str:
-        """Return the first prompt."""
+        """Return the first prompt; in front of a suffix it may be empty."""
         first = self.request.prompts[0]
-        return first if isinstance(first, str) else tokenizer.decode(first)
+        text = first if isinstance(first, str) else tokenizer.decode(first)
+        return text or self.request.suffix or ""
+
+    def able(self, infos: Sequence[TierInfo]) -> Sequence[TierInfo]:
+        """Leave out models that cannot fill in, where it is asked for."""
+        if not self.request.fills_in:
+            return infos
+        able = [info for info in infos if self._tokenizers[info.tier].infilling]
+        if infos and not able:
+            raise no_infilling()
+        return able
 
     async def echoed(self, tokenizer: ChatTokenizer) -> tuple[str, ...]:
         """Return the prompts, those of token ids as the text that an answer would be."""
@@ -260,12 +275,22 @@ class CompletionPrompts(Prompts):
     async def _render(self, tokenizer: ChatTokenizer, work: PromptWork) -> tuple[Prompt, ...]:
         prompts = []
         for prompt in self.request.prompts:
-            if isinstance(prompt, str):
+            if self.request.fills_in:
+                prompts.append(await self._infill(prompt, tokenizer, work))
+            elif isinstance(prompt, str):
                 _refuse_hopeless(len(prompt), tokenizer, work)
                 prompts.append(await tokenizer.encode(prompt, work))
             else:
                 prompts.append(Prompt(token_ids=prompt))
         return tuple(prompts)
+
+    async def _infill(
+        self, prefix: str | tuple[int, ...], tokenizer: ChatTokenizer, work: PromptWork
+    ) -> Prompt:
+        suffix, files = self.request.suffix or "", self.request.input_extra or ()
+        given = prefix if isinstance(prefix, str) else ""
+        _refuse_hopeless(len(given) + len(suffix), tokenizer, work)
+        return await tokenizer.encode_infill(prefix, suffix, files, work)
 
     async def _expect(
         self, info: TierInfo, tokenizer: ChatTokenizer, prompts: tuple[Prompt, ...]
@@ -273,7 +298,9 @@ class CompletionPrompts(Prompts):
         for prompt in self.request.prompts:
             if not isinstance(prompt, str):
                 check_token_ids(prompt, info)
-        rendered = Rendered(info=info, tokenizer=tokenizer, prompts=prompts)
+        infilling = tokenizer.infilling if self.request.fills_in else None
+        ends = () if infilling is None else infilling.tokens.ends
+        rendered = Rendered(info=info, tokenizer=tokenizer, prompts=prompts, ends=ends)
         structured = _structured(self.request)
         if structured is None:
             return rendered

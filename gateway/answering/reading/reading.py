@@ -75,6 +75,8 @@ class RequestReader:
     classes: SloClasses
     local_tiers: tuple[str, ...]
     ignores_unknown: bool = False
+    fills_in: bool = True
+    """A local model has tokens for text in the middle."""
 
     async def read(
         self, endpoint: Endpoint, body: RequestJson, context: RequestContext
@@ -311,7 +313,7 @@ class RequestReader:
             )
         constraints = parsed.constraints
         if "local" in constraints.places and constraints.upstream_tier is not None:
-            needs = required_capabilities(parsed.document, parsed.endpoint)
+            needs = required_capabilities(parsed.document, parsed.endpoint, fills_in=self.fills_in)
             supports = self.upstreams.tiers[constraints.upstream_tier].settings.supports
             if needs and not lacking(needs, supports):
                 return msgspec.structs.replace(

@@ -87,10 +87,15 @@ class RequiredCapability:
 
 
 def required_capabilities(
-    document: Mapping[str, Any], endpoint: Endpoint
+    document: Mapping[str, Any], endpoint: Endpoint, *, fills_in: bool = True
 ) -> tuple[RequiredCapability, ...]:
-    """Return the request's needs; none for what the local models take or ignore. Never raises."""
+    """Return the request's needs; none for what the local models take or ignore. Never raises.
+
+    `fills_in`: a local model has tokens for text in the middle.
+    """
     needs = dict.fromkeys(_needs(document, endpoint))
+    if endpoint == "completion" and document.get("suffix") and not fills_in:
+        needs[RequiredCapability(capability="options", param="suffix")] = None
     return tuple(need for need in needs if endpoint != "chat" or need.param not in HINTS)
 
 

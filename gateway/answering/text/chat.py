@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from outrider.engine.errors import PromptTooLongError, UnsupportedModelError
-from outrider.engine.model.checkpoint_files import end_token_ids, merged_ids
+from outrider.engine.model.checkpoint_files import end_token_ids, fim_token_ids, merged_ids
 from outrider.gateway.answering.text.chat_template import (
     TEMPLATE_ERRORS,
     ChatTemplate,
@@ -23,6 +23,11 @@ from outrider.gateway.answering.text.detokenizer import (
     TokenTable,
     WindowDetokenizer,
     build_table,
+)
+from outrider.gateway.answering.text.infilling import (
+    find_infilling,
+    no_infilling,
+    room_for_prompt,
 )
 from outrider.gateway.answering.text.plain_tokenizer import (
     PlainTokenizer,
@@ -62,6 +67,7 @@ from outrider.gateway.contract.schema.chat import (
     ToolMessage,
     join_parts,
 )
+from outrider.gateway.contract.schema.completions import ExtraFile
 from outrider.gateway.contract.schema.kinds import ToolFormatName
 from outrider.gateway.contract.schema.parsing import JsonBounds
 from outrider.gateway.contract.schema.template_variables import read_variables
@@ -88,6 +94,7 @@ class ChatTokenizer:
 
     `stop_token_ids` end an answer: the tokenizer's end-of-sequence token and those that
     config.json and generation_config.json name. `dialect`: the model's format of tools.
+    `infilling`: what writes prompts for text in the middle; None where the model has no tokens.
     `may_think`: the template knows thinking blocks. `rendering` is equal for two tiers that write
     every request with the same tokens and end answers at the same ones.
     """
@@ -97,10 +104,11 @@ class ChatTokenizer:
         tokenizer: "PreTrainedTokenizerBase | PlainTokenizer",
         stop_token_ids: Sequence[int] = (),
         tool_format: ToolFormatName | None = None,
+        fim_ids: Mapping[str, int] | None = None,
     ) -> None:
         """Take over a loaded fast tokenizer. `tool_format` None: as its template says.
 
-        Raises UnsupportedModelError for a slow one.
+        `fim_ids`: of `fim_token_ids`. Raises UnsupportedModelError for a slow one.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -128,7 +136,11 @@ class ChatTokenizer:
         self._template = ChatTemplate(tokenizer, harmless=(*form.opens, *form.closes))
         ends = [special[text] for text in form.stops if text in special]
         self.stop_token_ids = merged_ids(self.stop_token_ids, ends)
-        writes = (self.fingerprint, tokenizer.chat_template, self.stop_token_ids, self.dialect)
+        self.infilling = find_infilling(tokenizer, fim_ids or {})
+        writes = (
+            *(self.fingerprint, tokenizer.chat_template, self.stop_token_ids, self.dialect),
+            self.infilling and self.infilling.tokens,
+        )
         self.rendering = hashlib.sha256(repr(writes).encode("utf-8", "replace")).hexdigest()
 
     def compile_template(self) -> None:
@@ -153,7 +165,7 @@ class ChatTokenizer:
         tokenizer = load_tokenizer(path)
         if template is not None:
             tokenizer.chat_template = template
-        return cls(tokenizer, end_token_ids(path), tool_format)
+        return cls(tokenizer, end_token_ids(path), tool_format, fim_token_ids(path))
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
@@ -209,6 +221,28 @@ class ChatTokenizer:
             return Prompt(token_ids=self._encode(text, with_special=True))
 
         return await work.run(len(text), encoded)
+
+    async def encode_infill(
+        self,
+        prefix: str | Sequence[int],
+        suffix: str,
+        files: Sequence[ExtraFile] = (),
+        work: PromptWork = UNBOUNDED,
+    ) -> Prompt:
+        """Return the prompt for the text between two texts, with files as context.
+
+        Raises BadRequestError where the model has no tokens for it.
+        """
+        if (infilling := self.infilling) is None:
+            raise no_infilling()
+        cut = prefix + suffix if isinstance(prefix, str) else suffix
+
+        def encoded() -> Prompt:
+            self._refuse_overlong(cut, work)
+            room = room_for_prompt(work.max_context, work.max_tokens)
+            return Prompt(token_ids=infilling.token_ids(prefix, suffix, files, room))
+
+        return await work.run(len(cut) + sum(len(file.text) for file in files), encoded)
 
     async def encode_answer(
         self, text: str, max_tokens: int, work: PromptWork = UNBOUNDED

@@ -83,15 +83,15 @@ class ControlTokens:
             return {name: self.mark(part) for name, part in value.items()}
         return [self.mark(part) for part in value] if isinstance(value, list | tuple) else value
 
-    def encode(self, text: str) -> list[int]:
-        """Encode a text that was rendered of marked values.
+    def encode(self, text: str, *, is_continued: bool = False) -> list[int]:
+        """Encode a text that was rendered of marked values; `is_continued`: not at the beginning.
 
         Raises ValueError where the tokenizer makes a control token of plain text.
         """
         # Text, marked token, text, and so on. A template that cuts texts may leave a single mark,
         # which is left out and keeps what is on both sides from becoming one token.
         first, *others = self._marked.split(text)
-        ids = self._ids(first)
+        ids = self._continued(first, self._ids) if is_continued else self._ids(first)
         for index, piece in enumerate(others):
             if piece:
                 is_marked = index % 2 == 0

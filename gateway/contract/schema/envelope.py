@@ -18,6 +18,7 @@ from outrider.gateway.contract.schema.common import (
     OutriderOptions,
     TokenLimit,
 )
+from outrider.gateway.contract.schema.completions import PromptText
 from outrider.gateway.contract.schema.kinds import AUTO, Endpoint
 from outrider.gateway.contract.schema.parsing import RequestJson
 
@@ -93,7 +94,9 @@ class ChatEnvelope(Envelope):
 class CompletionEnvelope(Envelope):
     """Envelope of a completion request. The contents of the prompt are not validated."""
 
-    prompt: Annotated[str, Field(min_length=1)] | Annotated[list[Any], Field(min_length=1)]
+    suffix: Any = None
+    input_extra: Any = None
+    prompt: PromptText | Annotated[list[Any], Field(min_length=1)]
 
 
 _ENVELOPES: Final[dict[Endpoint, type[Envelope]]] = {

@@ -44,6 +44,8 @@ from outrider.gateway.experiments.admin import ExperimentApi
 from outrider.gateway.experiments.feedback import FeedbackApi
 from outrider.gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
 from outrider.gateway.http.apis.api import Caller
+from outrider.gateway.http.apis.infill.answers import INFILL_MODELS
+from outrider.gateway.http.apis.infill.openapi import infill_operation
 from outrider.gateway.http.apis.messages.answers import MESSAGES_MODELS
 from outrider.gateway.http.apis.messages.openapi import count_tokens_operation, messages_operation
 from outrider.gateway.http.apis.ollama.answers import OLLAMA_MODELS
@@ -111,12 +113,14 @@ _DETOKENIZE: Final = "/v1/detokenize"
 _OLLAMA: Final = "/api/"
 _OLLAMA_CHAT: Final = "/api/chat"
 _OLLAMA_GENERATE: Final = "/api/generate"
+_INFILL: Final = "/infill"
 _METRICS: Final = "/metrics"
 _ADMIN: Final = (AdminApi, AdapterApi, ReplicaApi, ExperimentApi)
 _OTHER_MODELS: Final = (
     *RESPONSES_MODELS,
     *MESSAGES_MODELS,
     *OLLAMA_MODELS,
+    *INFILL_MODELS,
     *OLLAMA_EMBEDDING_MODELS,
     *TOKENIZE_MODELS,
     *USAGE_MODELS,
@@ -175,6 +179,7 @@ def create_app(routes: Routes) -> AuthDispatcher:
             _MESSAGES: messages_problem,
             _COUNT_TOKENS: messages_problem,
             _OLLAMA: problem_body,
+            _INFILL: answers.infill_api.problem_body,
         }
     )
     for kind in (GatewayError, EngineError, HTTPException):
@@ -190,6 +195,7 @@ def create_app(routes: Routes) -> AuthDispatcher:
             _COUNT_INPUT: answers.count_input,
             _OLLAMA_CHAT: answers.ollama_chat,
             _OLLAMA_GENERATE: answers.ollama_generate,
+            _INFILL: answers.infill,
         },
         authenticate=routes.authenticate,
         foreign_pages=routes.foreign_pages,
@@ -217,6 +223,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     app.post(_DETOKENIZE, openapi_extra=detokenize_operation())(answers.detokenize)
     app.post(_OLLAMA_CHAT, openapi_extra=chat_operation())(answers.ollama_chat)
     app.post(_OLLAMA_GENERATE, openapi_extra=generate_operation())(answers.ollama_generate)
+    app.post(_INFILL, openapi_extra=infill_operation())(answers.infill)
     for passed in PASSED_ROUTES:
         described = passed_operation(passed.path, takes_form=passed.takes_form)
         endpoint = routes.passing.endpoint(passed)

@@ -22,6 +22,7 @@ from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.contract.schema.parsing import naming
 from outrider.gateway.contract.schema.structs import json_response
 from outrider.gateway.http.apis.api import Api, Caller, Reserve
+from outrider.gateway.http.apis.infill.api import InfillApi
 from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.ollama.api import OllamaChat, OllamaGenerate
 from outrider.gateway.http.apis.responses.api import ResponsesApi
@@ -196,6 +197,7 @@ class AnswerEndpoints:
     messages_api: MessagesApi
     ollama_api: OllamaChat
     ollama_generate_api: OllamaGenerate
+    infill_api: InfillApi
     clock: Callable[[], float]
 
     async def chat(self, request: Request) -> Response:
@@ -221,6 +223,10 @@ class AnswerEndpoints:
     async def ollama_generate(self, request: Request) -> Response:
         """Answer a prompt in the format of Ollama's API."""
         return await self._answer("chat", request, self.ollama_generate_api)
+
+    async def infill(self, request: Request) -> Response:
+        """Fill in text in the format of llama.cpp's server."""
+        return await self._answer("completion", request, self.infill_api)
 
     async def _answer(
         self, endpoint: Endpoint, request: Request, api: Api | None = None

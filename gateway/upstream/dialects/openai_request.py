@@ -42,6 +42,7 @@ _UNCONTINUABLE: Final = (
     "prompt_logprobs",
     "return_token_ids",
     "suffix",
+    "input_extra",
     "audio",
 )
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.model.checkpoint_files import sampling_defaults
+from outrider.engine.model.checkpoint_files import fim_token_ids, sampling_defaults
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.model.fingerprint import checkpoint_fingerprint
 from outrider.engine.model.gguf.folder import find_gguf, gguf_folder
@@ -325,6 +325,23 @@ def test_a_files_sampling_parameters_are_its_folders(tmp_path: Path) -> None:
         fields={"general.sampling.temp": 0.5, "general.sampling.top_k": 20},
     )
     assert sampling_defaults(folder_of(file)) == {"temperature": 0.5, "top_k": 20}
+
+
+def test_a_files_tokens_for_text_in_the_middle_are_its_folders(tmp_path: Path) -> None:
+    hf_model = make_hf_model("qwen2")
+    hf_model.save_pretrained(tmp_path / "plain")
+    named = {"fim_pre": 3, "fim_pad": 7, "suffix": 4, "middle": 5, "fim_mid": 6}
+    file = tmp_path / "own.gguf"
+    write_gguf(
+        file,
+        {key: value.detach() for key, value in hf_model.state_dict().items()},
+        read_model_config(tmp_path / "plain"),
+        family="qwen2",
+        kind=Kind.F32,
+        fields={f"tokenizer.ggml.{name}_token_id": token for name, token in named.items()},
+    )
+    assert fim_token_ids(folder_of(file)) == {"pre": 3, "suf": 4, "mid": 6, "pad": 7}
+    assert fim_token_ids(tmp_path / "plain") == {}
 
 
 def test_another_family_and_missing_tensors_are_named(tmp_path: Path) -> None:

@@ -125,15 +125,16 @@ class OllamaGenerate:
     name: ClassVar[str] = "ollama_generate"
 
     async def read(self, body: bytes, _: Caller = ANYONE) -> TranslatedRequest:
-        """Translate a request into a chat completion, a raw one into a completion.
+        """Translate a request into a chat completion; one that is raw or has a suffix into a
+        completion.
 
         Raises BadRequestError.
         """
         read = await self.parts.read(OllamaGenerateRequest, body)
         request = read.request
-        if not request.prompt and not request.images:
+        if not request.prompt and not request.images and not request.suffix:
             return self.parts.translated(read, None, is_chat=False)
-        if request.raw:
+        if request.raw or request.suffix:
             fields = raw_fields(request)
             return self.parts.translated(read, fields, is_chat=False, endpoint="completion")
         fields = prompt_fields(request, takes_images=self.parts.has_upstream_tiers)

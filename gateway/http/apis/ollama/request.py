@@ -55,10 +55,12 @@ def prompt_fields(request: OllamaGenerateRequest, *, takes_images: bool) -> _Fie
 
 
 def raw_fields(request: OllamaGenerateRequest) -> _Fields:
-    """A prompt without a template as a completion's request. Raises BadRequestError."""
+    """A prompt without a template, or with a suffix, as a completion's. Raises BadRequestError."""
     if request.images:
         raise BadRequestError("images: a raw prompt takes no images.", param="images")
-    fields = _shared_fields(request) | {"prompt": request.prompt}
+    fields = _shared_fields(request) | {"prompt": request.prompt or ""}
+    if request.suffix:
+        fields["suffix"] = request.suffix
     if request.format:
         schema = _ANY_OBJECT if request.format == "json" else request.format
         fields["structured_outputs"] = {"json": schema}
@@ -72,7 +74,7 @@ def idle_fields(request: OllamaFields) -> tuple[str, ...]:
     if options is not None:
         given = (name for name in _IGNORED_OPTIONS if getattr(options, name) is not None)
         paths += [f"options.{name}" for name in given]
-    if isinstance(request, OllamaGenerateRequest) and request.raw:
+    if isinstance(request, OllamaGenerateRequest) and (request.raw or request.suffix):
         paths += [name for name in ("system", "think") if getattr(request, name)]
     return tuple(paths)
 

@@ -11,7 +11,6 @@ from pydantic import Field, JsonValue
 from outrider.gateway.contract.schema.common import (
     MAX_STOPS,
     WHOLE,
-    Harmless,
     Ignored,
     Label,
     ListOf,
@@ -27,9 +26,6 @@ from outrider.gateway.contract.schema.tools import MAX_TOOLS, FunctionName, Tool
 MAX_MESSAGES: Final = 100_000
 
 _Integer = Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE]
-NoSuffix = Annotated[
-    JsonValue, Harmless((None, ""), "the models cannot fill in text in front of a suffix")
-]
 Think = bool | Literal["low", "medium", "high", "max"]
 Format = Literal["", "json"] | dict[str, JsonValue]
 Image = Annotated[str, Field(description="In base64.")]
@@ -125,7 +121,9 @@ class OllamaGenerateRequest(OllamaFields):
     raw: Annotated[
         bool | None, Field(description="true: the prompt is continued without a chat template.")
     ] = None
-    suffix: NoSuffix = None
+    suffix: Annotated[
+        str | None, Field(description="The text behind the answer, which is filled in between.")
+    ] = None
     template: Ignored = None
     context: Ignored = None
 

@@ -105,9 +105,16 @@ def test_a_hint_sends_no_request_away(hint: str) -> None:
     assert kinds({**CHAT, hint: "low"}) == []
 
 
+def test_a_suffix_is_a_need_where_no_model_has_the_tokens_for_it() -> None:
+    document = {**COMPLETION, "suffix": "x"}
+    assert kinds(document, "completion") == []
+    (need,) = required_capabilities(document, "completion", fills_in=False)
+    assert (need.capability, need.param) == ("options", "suffix")
+
+
 @pytest.mark.parametrize(
     "extra",
-    [{"best_of": 3}, {"suffix": "x"}, {"max_completion_tokens": 5}],
+    [{"best_of": 3}, {"max_completion_tokens": 5}],
 )
 def test_needs_of_completions(extra: dict[str, Any]) -> None:
     (name,) = extra

@@ -188,6 +188,7 @@ class Gateway:
 def gateway(tokenizer_folder: Path, encode: Callable[[str], list[int]]) -> Iterator[Gateway]:
     backend = AutoTokenizer.from_pretrained(tokenizer_folder)
     backend.chat_template = TEMPLATE
+    backend.add_tokens([f"<|fim_{name}|>" for name in ("prefix", "suffix", "middle")])
     tokenizer = ChatTokenizer(backend)
     text, conforming = ([Step(token_ids=tuple(encode(says)))] for says in ("Hello there!", "{}"))
 
@@ -199,7 +200,7 @@ def gateway(tokenizer_folder: Path, encode: Callable[[str], list[int]]) -> Itera
         )
         return Script(steps=conforming if has_format else text, top_ids=(5, 6))
 
-    engine = ScriptedClient(vocab_size=420, max_context=4096, script=script)
+    engine = ScriptedClient(vocab_size=423, max_context=4096, script=script)
     app = build_app(parts_over(engine, tokenizer))
     with running(app) as url, httpx.Client(base_url=url, timeout=20) as http:
         yield Gateway(engine, http)

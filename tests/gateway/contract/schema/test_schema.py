@@ -146,7 +146,9 @@ def test_an_image_is_named_in_words() -> None:
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
         ({"return_token_ids": "yes"}, "return_token_ids"),
         ({"best_of": 3}, "best_of"),
-        ({"suffix": "x"}, "suffix"),
+        ({"suffix": 5}, "suffix"),
+        ({"suffix": "x", "echo": True}, "echo"),
+        ({"input_extra": [{}]}, "input_extra.0.text"),
         ({"messages": []}, "messages"),
     ],
 )

@@ -49,6 +49,12 @@ BODIES: dict[str, dict[str, Any]] = {
         "stream": False,
     },
     "/api/generate": {"model": "auto", "prompt": "hi", "options": {"num_predict": 4}, "raw": True},
+    "/infill": {
+        "input_prefix": "hi",
+        "input_suffix": "there",
+        "input_extra": [{"filename": "a", "text": "b"}],
+        "n_predict": 4,
+    },
     "/api/show": {"model": "auto"},
     "/v1/messages/count_tokens": {"model": "auto", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/route": CHAT,

@@ -42,6 +42,7 @@ POSTS = (
     "/v1/responses/input_tokens",
     "/api/chat",
     "/api/generate",
+    "/infill",
     "/v1/tokenize",
     "/v1/detokenize",
     "/v1/route",
