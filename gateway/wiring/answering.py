@@ -66,6 +66,7 @@ def build_jobs(parts: GatewayParts, adapters: AdapterRegistry | None = None) -> 
         routing=parts.routing,
         limits=parts.limits,
         sampling_defaults=parts.sampling_defaults,
+        prompt_heads=parts.prompt_heads,
         classes=parts.slo.classes,
         metrics=parts.metrics,
         clock=parts.clock,

@@ -217,6 +217,7 @@ def _build_dashboard(
             read_experiments=partial(experiment_documents, parts.experiments),
             read_replicas=None if status.fleet is None else status.fleet.states,
             siblings=parts.siblings,
+            prompt_heads=parts.prompt_heads,
         )
     )
 

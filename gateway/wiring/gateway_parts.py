@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from outrider.gateway.answering.caching.answers import CacheRules
 from outrider.gateway.answering.caching.entry import CacheStore
+from outrider.gateway.answering.jobs.prompt_heads import PromptHeads
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
@@ -55,6 +56,7 @@ class GatewayParts:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Values of a request's sampling fields where it sets none, by field."""
     routing: RoutingParts = field(default_factory=RoutingParts)
+    prompt_heads: PromptHeads = field(default_factory=PromptHeads)
     upstream: UpstreamParts = field(default_factory=UpstreamParts)
     metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
     tenancy: Tenancy = field(default_factory=Tenancy)

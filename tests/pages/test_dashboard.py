@@ -16,6 +16,7 @@ from tests.gateway.conftest import running
 from tests.gateway.http.edge.gateways import ADMIN_TOKEN, keyed_gateway, whole_gateway
 from tests.pages.conftest import PHONE, NewPage
 
+HELLO = [{"role": "user", "content": "Hi"}]
 MAX_PAGE_BYTES = 60_000
 NOTHING = "\N{EN DASH}"
 STATS = EngineStats(
@@ -123,6 +124,32 @@ def test_it_shows_what_the_api_says(site: Site, new_page: NewPage) -> None:
     )
     assert page.locator("#depth .bar").count() == 4
     expect(page.locator("#experiments")).to_contain_text("There is no experiment.")
+
+
+def test_a_client_with_a_clock_at_the_head_of_its_prompts_is_named(
+    tokenizer: ChatTokenizer, new_page: NewPage
+) -> None:
+    whole = whole_gateway(tokenizer, max_context=2048)
+    whole.engine.current = STATS
+    rules = "Be kind to everybody, and answer as briefly as you can. " * 30
+    with running(whole.app) as url:
+        site = Site(url)
+        private = {"outrider": {"privacy": "private"}}
+        for fields in (private, {}):
+            for minute in range(4):
+                head = f"It is {minute} minutes past nine. ".ljust(90, ".")
+                messages = [{"role": "system", "content": head + rules}, *HELLO]
+                assert site.chat(messages=messages, **fields).status_code == 200
+        page = new_page(f"{url}/dashboard")
+        row = page.locator("#heads tbody tr")
+        expect(row).to_have_count(1)
+        (told,) = httpx.get(f"{url}/v1/dashboard").json()["changing_heads"]
+        assert (told["num_requests"], told["num_changed"]) == (4, 3), "private ones are not counted"
+        assert told["num_repeated_tokens"] > 0
+        client, prompts, *_ = (cell.strip() for cell in row.inner_text().split("\t"))
+        assert client.startswith("anonymous, python-httpx/")
+        assert prompts == "3 of 4"
+        assert "Be kind" not in page.content()
 
 
 def test_charts_are_read_with_the_keyboard(site: Site, new_page: NewPage) -> None:

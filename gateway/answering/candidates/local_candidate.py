@@ -151,7 +151,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
             built = await parts.jobs.build(request, context, strong_tier)
             try:
                 job = await self._admitted(built.job, context.meter, upstream_tier)
-                parts.jobs.count(built)
+                parts.jobs.count(built, context, is_private=self.parsed.constraints.is_private)
                 return job
             except (RateLimitError, BudgetError) as error:
                 is_named = request.outrider is not None and request.outrider.tier is not None

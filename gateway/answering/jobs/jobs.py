@@ -20,6 +20,7 @@ from outrider.gateway.answering.jobs.engine_requests import (
 )
 from outrider.gateway.answering.jobs.extras import NO_EXTRAS, read_extras
 from outrider.gateway.answering.jobs.job import Answer, Job
+from outrider.gateway.answering.jobs.prompt_heads import MIN_TOKENS, PromptHeads
 from outrider.gateway.answering.jobs.prompts import (
     ChatPrompts,
     CompletionPrompts,
@@ -76,6 +77,7 @@ class JobBuilder:
     """Threads for long prompts."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Values of sampling fields, by name, for requests that set none."""
+    prompt_heads: PromptHeads = field(default_factory=PromptHeads)
 
     def prompt_work(self, tenant: str) -> PromptWork:
         """Return the way to build a tenant's prompts."""
@@ -269,9 +271,13 @@ class JobBuilder:
             adapters=tuple(info.adapter for info in infos if info and info.adapter is not None),
         )
 
-    def count(self, built: BuiltJob) -> None:
-        """Count a job that is admitted, in the metrics and for the guard."""
+    def count(self, built: BuiltJob, context: RequestContext, *, is_private: bool = False) -> None:
+        """Count a job that is admitted: in the metrics, for the guard, and among its client's."""
         job, route, parts = built.job, built.choice.route, self.routing
+        tokens = job.choices[0].request.prompt_token_ids
+        if len(tokens) >= MIN_TOKENS and not is_private:
+            principal, agent = context.principal, context.headers.get("user-agent", "")
+            self.prompt_heads.note(principal.key_id, principal.tenant, agent, tokens, self.clock())
         self.metrics.routed(job.tier, job.reason)
         if any(choice.request.adapters for choice in job.choices):
             self.metrics.adapted(built.prompts.request.model)

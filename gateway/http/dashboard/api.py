@@ -5,6 +5,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -12,12 +13,14 @@ from starlette.responses import Response
 
 from outrider.engine.errors import EngineError
 from outrider.engine.events import EngineStats
+from outrider.gateway.answering.jobs.prompt_heads import HeadFigures, PromptHeads
 from outrider.gateway.engines.fleet.roster import ReplicaState
 from outrider.gateway.http.dashboard.engine_figures import EngineMoments
 from outrider.gateway.http.dashboard.figures import figures
 from outrider.gateway.http.dashboard.process_figures import LagReader, ProcessMoments, StageReader
 from outrider.gateway.http.dashboard.recent import RecentOutcomes, RecentRows, joined
 from outrider.gateway.http.dashboard.schema import (
+    ChangingHead,
     Dashboard,
     EngineFigures,
     GatewayFigures,
@@ -38,12 +41,13 @@ SAMPLE_S: Final = 5.0
 _EXPERIMENTS_FRESH_S: Final = 10.0
 _STATS_TIMEOUT_S: Final = 2.0
 _MAX_SCOPES: Final = 64
+_MAX_HEADS: Final = 20
 _HEADERS: Final = {"cache-control": "private, no-store"}
 
 StatsReader = Callable[[], Awaitable[EngineStats | None]]
 """Returns the engine's snapshot; None while there is none. May raise EngineError."""
-ProcessReport = tuple[RecentRows, GatewayFigures]
-"""The latest requests of a process, and the process's own figures."""
+ProcessReport = tuple[RecentRows, GatewayFigures, list[HeadFigures]]
+"""The latest requests of a process, the process's own figures, and clients with changing heads."""
 ExperimentReader = Callable[[], Awaitable[Sequence[Mapping[str, Any]]]]
 """The experiments with their intervals, as JSON values. It may take long."""
 
@@ -64,6 +68,7 @@ class DashboardSources:
     read_experiments: ExperimentReader | None = None
     read_replicas: Callable[[], Sequence[ReplicaState]] | None = None
     siblings: Siblings | None = None
+    prompt_heads: PromptHeads = field(default_factory=PromptHeads)
 
 
 @dataclass(slots=True)
@@ -134,7 +139,8 @@ class DashboardApi:
         """Return this process's part of the figures, for another one's page."""
         rows = self._sources.recent.rows(tenant)
         sources = self._sources
-        return rows, self._process.figures(rows, sources.loop_lag_s, sources.stages_s)
+        process = self._process.figures(rows, sources.loop_lag_s, sources.stages_s)
+        return rows, process, sources.prompt_heads.figures(tenant, sources.clock())
 
     async def _figures(self, tenant: str | None) -> ProcessReport:
         """Return the requests and the process's figures, of all processes of this gateway."""
@@ -142,7 +148,9 @@ class DashboardApi:
         if self._sources.siblings is None:
             return own
         parts = [own, *await self._sources.siblings.others("dashboard", tenant)]
-        return joined([rows for rows, _ in parts]), ProcessMoments.joined(parts)
+        rows, processes, heads = zip(*parts, strict=True)
+        process = ProcessMoments.joined(list(zip(rows, processes, strict=True)))
+        return joined(rows), process, list(chain.from_iterable(heads))
 
     async def _body(self, tenant: str | None) -> bytes:
         sources, sees_all = self._sources, tenant is None
@@ -150,7 +158,7 @@ class DashboardApi:
         if sees_all:
             self._refresh_experiments()
         experiments = self._experiments if sees_all else None
-        rows, process = await self._figures(tenant)
+        rows, process, heads = await self._figures(tenant)
         replicas = None
         if sees_all and sources.read_replicas is not None:
             replicas = [ReplicaFigures(**asdict(state)) for state in sources.read_replicas()]
@@ -171,6 +179,7 @@ class DashboardApi:
                 gateway=process if sees_all else None,
                 replicas=replicas,
                 experiments=experiments,
+                changing_heads=[ChangingHead(**asdict(one)) for one in heads[:_MAX_HEADS]],
             )
             return snapshot.model_dump_json().encode()
 

@@ -201,6 +201,22 @@ class ReplicaFigures(_Model):
     reason: str
 
 
+class ChangingHead(_Model):
+    """A client most of whose prompts differ within the first 64 tokens, and hardly behind them.
+
+    A clock at the head of a system prompt does so. What follows, `num_repeated_tokens` in all of
+    `num_changed` prompts, is never found in the prefix cache. `agent` is the first word of its user
+    agent.
+    """
+
+    key_id: str
+    agent: str
+    num_requests: int
+    num_changed: int
+    num_repeated_tokens: int
+    num_prompt_tokens: int
+
+
 class Dashboard(_Model):
     """The figures of the page at /dashboard.
 
@@ -223,6 +239,7 @@ class Dashboard(_Model):
     gateway: GatewayFigures | None
     replicas: list[ReplicaFigures] | None
     experiments: list[dict[str, JsonValue]] | None
+    changing_heads: list[ChangingHead]
 
 
 DASHBOARD_MODELS: tuple[type, ...] = (Dashboard,)

@@ -120,6 +120,19 @@ function showClasses(classes) {
     ["class", "first token", "between tokens", "#requests", "all met", "#goodput /s"], rows, "Objectives by class"));
 }
 
+// Text at the head of prompts that changes each time, such as a clock, keeps all behind it out of the cache.
+function showHeads(clients) {
+  if (!clients.length && !cards.has("heads")) return;
+  const place = card("heads", "Prompts whose beginning changes", true);
+  place.figure.hidden = !clients.length;
+  const rows = clients.map((one) => [[one.key_id, one.agent].filter(Boolean).join(", "), `${one.num_changed} of ${one.num_requests}`,
+    brief(one.num_repeated_tokens / one.num_changed), brief(one.num_repeated_tokens / one.num_prompt_tokens, "%")]);
+  renew(place.body,
+    element("p", { class: "hint" }, "These clients send what they sent before, but for something in the first 64 tokens, such as a clock. " +
+      "So none of it is found in the prefix cache. Put what changes at the end."),
+    table(["client", "#prompts", "#tokens computed again, each", "#of the prompt"], rows, "Clients whose prompts change at the beginning"));
+}
+
 function interval(range, low, high, zero) {
   const x = (value) => 4 + Math.max(0, Math.min(1, (value - low) / (high - low || 1))) * 136;
   const svg = drawn("svg", { class: "interval", viewBox: "0 0 144 16", "aria-hidden": "true" });
@@ -139,6 +152,7 @@ function draw(data) {
   showEngine(data.engine);
   showTiers(data.tiers);
   showClasses(data.classes);
+  showHeads(data.changing_heads);
   showExperiments(data.experiments);
 }
 

@@ -80,7 +80,7 @@ class World:
 
     def job(self, messages: list[dict[str, Any]] | None = None, **fields: Any) -> Job:
         built = asyncio.run(self.builder.build(chat(messages, **fields), INCOMING))
-        self.builder.count(built)
+        self.builder.count(built, INCOMING)
         return built.job
 
     def report(self, messages: list[dict[str, Any]] | None = None, **fields: Any) -> RouteReport:
