@@ -74,8 +74,8 @@ TRIALS: Final[Mapping[str, Trial]] = {
     "reasoning_effort": trial("low"),
     "thinking_token_budget": trial(9),
     "verbosity": trial("low"),
-    "functions": trial([FUNCTION], []),
-    "function_call": trial({"name": "f"}, "none", "auto"),
+    "functions": trial([FUNCTION]),
+    "function_call": trial({"name": "f"}, functions=[FUNCTION]),
     "modalities": trial(["text", "audio"], ["text"]),
     "audio": trial({"format": "wav", "voice": "alloy"}),
     "web_search_options": trial({}),
@@ -195,6 +195,27 @@ INSIDE: Final[Mapping[str, tuple[Document, Document]]] = {
     "messages.function_call": (
         answer(function_call=CALL["function"]),
         answer(function_call=None),
+    ),
+    "messages.function_call.name": (
+        answer(function_call={**CALL["function"], "name": "g"}),
+        answer(function_call=CALL["function"]),
+    ),
+    "messages.function_call.arguments": (
+        answer(function_call={**CALL["function"], "arguments": "{}"}),
+        answer(function_call=CALL["function"]),
+    ),
+    "functions.name": ({"functions": [{**FUNCTION, "name": "g"}]}, {"functions": [FUNCTION]}),
+    "functions.description": (
+        {"functions": [{**FUNCTION, "description": "Adds."}]},
+        {"functions": [FUNCTION]},
+    ),
+    "functions.parameters": (
+        {"functions": [{**FUNCTION, "parameters": SCHEMA}]},
+        {"functions": [FUNCTION]},
+    ),
+    "function_call.name": (
+        {"functions": [FUNCTION], "function_call": {"name": "f"}},
+        {"functions": [FUNCTION]},
     ),
     "tools.type": (OFFERED, {}),
     "tools.function": (OFFERED, {}),

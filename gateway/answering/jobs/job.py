@@ -99,6 +99,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The answer goes on with the prompt's own text, so no thinking begins it."""
     tools: ToolReading | None = None
     """The rules for reading calls, where there may be some."""
+    names_functions: bool = False
+    """Its tools are `functions`, so a call is written as `function_call`."""
     grammar_param: str | None = None
     """The field that brought a grammar."""
     schema: AnswerSchema | None = None

@@ -214,6 +214,7 @@ class JobBuilder:
             stops=request.stop_strings,
             continues_text=continues_text(request, rendered.tokenizer),
             tools=rendered.tools,
+            names_functions=prompts.names_functions,
             grammar_param=rendered.grammar_param,
             schema=rendered.schema,
             quality=None if choice.route is None else choice.route.quality,

@@ -14,6 +14,7 @@ import msgspec
 from outrider.engine.errors import PromptTooLongError
 from outrider.engine.events import TierInfo
 from outrider.gateway.answering.jobs.engine_requests import Rendered, check_token_ids
+from outrider.gateway.answering.jobs.functions import with_tools
 from outrider.gateway.answering.jobs.job import Answer
 from outrider.gateway.answering.jobs.thinking_budget import budget_of, template_effort
 from outrider.gateway.answering.reading.parsed_request import ApiRequest
@@ -96,6 +97,8 @@ class Prompts(ABC):
     request: ApiRequest
     dialogue: Dialogue | None = None
     """The conversation, where it is one."""
+    names_functions: bool = False
+    """Its tools are given as `functions`."""
 
     def __init__(
         self, request: ApiRequest, tokenizers: Mapping[Tier, ChatTokenizer], work: PromptWork
@@ -178,6 +181,9 @@ class ChatPrompts(Prompts):
 
         Raises BadRequestError.
         """
+        self.names_functions = bool(request.functions)
+        if request.uses_functions:
+            request = with_tools(request)
         super().__init__(request, tokenizers, work)
         self.dialogue = Dialogue(request.messages, memory, salt)
         self._tools = plan_tools(request) if request.names_tools else None
@@ -346,6 +352,8 @@ async def chat_prompt(
 
     Raises BadRequestError or PromptTooLongError.
     """
+    if request.uses_functions:
+        request = with_tools(request)
     plan = plan_tools(request) if request.names_tools else None
     variables = request.chat_template_kwargs
     if request.reasoning_effort is not None:

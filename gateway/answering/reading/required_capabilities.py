@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from outrider.gateway.contract.schema.chat import (
     AssistantMessage,
     ChatRequest,
+    FunctionMessage,
     InputMessage,
     TextPart,
     ToolMessage,
@@ -52,6 +53,7 @@ _MESSAGES: Final[dict[str, type[BaseModel]]] = {
     "user": InputMessage,
     "assistant": AssistantMessage,
     "tool": ToolMessage,
+    "function": FunctionMessage,
 }
 _FORMATS: Final[dict[str, type[BaseModel]]] = {
     "text": TextFormat,
@@ -70,8 +72,6 @@ _PARTS: Final[dict[str, NeedKind]] = {
 _FIELDS: Final[dict[str, NeedKind]] = {
     "audio": "audio",
     "modalities": "audio",
-    "functions": "tools",
-    "function_call": "tools",
 }
 _SERVICES: Final = ("web_search_options", "moderation")
 """Services beside the answer: local models ignore them, a server may have them."""
@@ -107,7 +107,7 @@ def uses_of(document: Mapping[str, Any], endpoint: Endpoint) -> frozenset[Capabi
     for need in _needs(document, endpoint):
         if need.capability != "options":
             used.add(need.capability)
-    if document.get("tools") and endpoint == "chat":
+    if (document.get("tools") or document.get("functions")) and endpoint == "chat":
         used.add("tools")
     return frozenset(used)
 
@@ -170,8 +170,7 @@ def _in_message(message: Mapping[str, Any], path: str) -> Iterator[RequiredCapab
         return
     known = _MESSAGES.get(role)
     if known is None:
-        kind: NeedKind = "tools" if role == "function" else "options"
-        yield RequiredCapability(capability=kind, param=f"{path}role")
+        yield RequiredCapability(capability="options", param=f"{path}role")
         return
     yield from _fields(message, known, path)
     for index, part in enumerate(_objects(message.get("content"))):

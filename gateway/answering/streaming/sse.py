@@ -23,6 +23,7 @@ from outrider.gateway.contract.schema.line_ends import escape_line_ends
 from outrider.gateway.contract.schema.responses import (
     ChatChoice,
     ChatCompletion,
+    ChatFinishReason,
     ChatMessage,
     Completion,
     CompletionChoice,
@@ -142,6 +143,8 @@ class ChatFormat(_TokenFormat):
             case "arguments":
                 function = b'{"arguments":' + text + b"}"
                 head = b""
+        if self._job.names_functions:
+            return b'"function_call":' + function
         call = b'{"index":%d,' % delta.call_index + head + b'"function":' + function + b"}"
         return b'"tool_calls":[' + call + b"]"
 
@@ -167,6 +170,7 @@ class ChatFormat(_TokenFormat):
         calls = [_call(call, deltas) for call in deltas if call.kind == "call"]
         content, end = _joined(deltas, "content"), deltas[-1]
         assert end.finish_reason is not None, "the answer is over"
+        named = calls[0].function if calls and self._job.names_functions else None
         return ChatChoice(
             index=index,
             message=ChatMessage(
@@ -174,13 +178,18 @@ class ChatFormat(_TokenFormat):
                 content=None if calls and not content else content,
                 refusal=None,
                 reasoning_content=_joined(deltas, "reasoning") or None,
-                tool_calls=calls or None,
+                tool_calls=calls or None if named is None else None,
+                function_call=named,
             ),
             logprobs=self._fields.of_chat(deltas) if self._has_logprobs else None,
-            finish_reason=end.finish_reason,
+            finish_reason=_finish_reason(self._job, end.finish_reason),
             stop_reason=end.stop,
             token_ids=self._fields.token_ids(deltas) if self._has_extras else None,
         )
+
+
+def _finish_reason(job: Job, reason: ChatFinishReason) -> ChatFinishReason:
+    return "function_call" if reason == "tool_calls" and job.names_functions else reason
 
 
 def _call(call: Delta, deltas: Sequence[Delta]) -> ToolCall:
@@ -288,7 +297,9 @@ class ChunkWriter:
         self._head = self._head or self._begin()
         is_first = delta.index not in self._begun
         self._begun.add(delta.index)
-        reason = b"null" if delta.finish_reason is None else _encode(delta.finish_reason)
+        reason = b"null"
+        if delta.finish_reason is not None:
+            reason = _encode(_finish_reason(self._generation.job, delta.finish_reason))
         if delta.stop is not None:
             reason += b',"stop_reason":' + encode_text(delta.stop)
         parts = [

@@ -62,7 +62,6 @@ from outrider.gateway.answering.text.tool_prompt import (
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import (
     AssistantMessage,
-    InputMessage,
     Message,
     ToolMessage,
     join_parts,
@@ -318,7 +317,7 @@ class ChatTokenizer:
             conversation.append(fields)
         return conversation
 
-    def _message(self, message: InputMessage | AssistantMessage | ToolMessage) -> dict[str, Any]:
+    def _message(self, message: Message) -> dict[str, Any]:
         """Build the fields that every message has; most templates know no developer role."""
         template = self._tokenizer.chat_template
         role: str = message.role

@@ -9,7 +9,6 @@ from outrider.gateway.contract.schema.common import (
     WHOLE,
     CacheBreakpoint,
     CacheOptions,
-    EmptyList,
     Harmless,
     Ignored,
     Label,
@@ -20,9 +19,16 @@ from outrider.gateway.contract.schema.common import (
 )
 from outrider.gateway.contract.schema.structured import StructuredFields
 from outrider.gateway.contract.schema.template_variables import TemplateVariables
-from outrider.gateway.contract.schema.tools import MAX_TOOLS, Tool, ToolCallParam, ToolChoice
+from outrider.gateway.contract.schema.tools import (
+    MAX_TOOLS,
+    FunctionCallParam,
+    FunctionDefinition,
+    FunctionReference,
+    Tool,
+    ToolCallParam,
+    ToolChoice,
+)
 
-LegacyChoice = Annotated[JsonValue, Harmless((None, "none", "auto"))]
 TextModality = Annotated[JsonValue, Harmless((None, ["text"]))]
 
 
@@ -83,7 +89,9 @@ class AssistantMessage(RequestModel):
     annotations: Ignored = None
     audio: NotBuilt = None
     tool_calls: ListOf[ToolCallParam] | None = None
-    function_call: NotBuilt = None
+    function_call: Annotated[
+        FunctionCallParam | None, Field(description="Deprecated: a call of `functions`.")
+    ] = None
 
     @property
     def thoughts(self) -> str | None:
@@ -101,7 +109,17 @@ class ToolMessage(RequestModel):
     cache_control: Ignored = None
 
 
-Message = Annotated[InputMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+class FunctionMessage(RequestModel):
+    """Result of a call of `functions`, which are deprecated."""
+
+    role: Literal["function"]
+    content: str | None
+    name: Label
+
+
+Message = Annotated[
+    InputMessage | AssistantMessage | ToolMessage | FunctionMessage, Field(discriminator="role")
+]
 
 
 class ChatRequest(StructuredFields):
@@ -147,8 +165,14 @@ class ChatRequest(StructuredFields):
 
     prompt_cache_options: CacheOptions | None = None
 
-    functions: EmptyList = None
-    function_call: LegacyChoice = None
+    functions: Annotated[
+        Annotated[ListOf[FunctionDefinition], Field(max_length=MAX_TOOLS)] | None,
+        Field(description="Deprecated: tools, of which an answer calls one at most."),
+    ] = None
+    function_call: Annotated[
+        Literal["none", "auto"] | FunctionReference | None,
+        Field(description="Deprecated: tool_choice of `functions`."),
+    ] = None
     modalities: TextModality = None
     audio: NotBuilt = None
     reasoning_effort: Annotated[
@@ -207,6 +231,17 @@ class ChatRequest(StructuredFields):
         """The most tokens a choice may have; None for the server's default."""
         newer = self.max_completion_tokens
         return self.max_tokens if newer is None else newer
+
+    @property
+    def uses_functions(self) -> bool:
+        """True if it, or its messages, have the fields that tools have replaced."""
+        if self.functions or self.function_call is not None:
+            return True
+        return any(
+            message.role == "function"
+            or (message.role == "assistant" and message.function_call is not None)
+            for message in self.messages
+        )
 
     @property
     def names_tools(self) -> bool:

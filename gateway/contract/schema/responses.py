@@ -197,7 +197,7 @@ SystemFingerprint = Annotated[
     says("Changes with the model and its arithmetic: equal ones give equal seeds equal texts."),
 ]
 CompletionFinishReason = Literal["stop", "length"]
-ChatFinishReason = CompletionFinishReason | Literal["tool_calls"]
+ChatFinishReason = CompletionFinishReason | Literal["tool_calls", "function_call"]
 
 
 class FunctionCall(ResponseModel):
@@ -228,6 +228,7 @@ class ChatMessage(ResponseModel):
     refusal: None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
 
 
 class ChatChoice(ResponseModel):
@@ -280,6 +281,7 @@ class ChatDelta(ResponseModel):
     content: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionCallDelta | None = None
 
 
 class ChatChunkChoice(ResponseModel):

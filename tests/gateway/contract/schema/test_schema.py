@@ -32,8 +32,6 @@ def test_accepted(field: str) -> None:
 
 
 NOT_SUPPORTED = {
-    "functions": [{}],
-    "function_call": {"name": "f"},
     "audio": {},
     "modalities": ["text", "audio"],
 }
@@ -99,7 +97,8 @@ def test_unsupported_values_are_named(field: str) -> None:
         ({"messages": []}, "messages"),
         ({"messages": "Hi"}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
-        ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.name"),
+        ({"functions": [{"name": "f"}] * 1025}, "functions"),
         ({"messages": [{"content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
