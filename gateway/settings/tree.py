@@ -17,6 +17,7 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as SourceError
 
+from outrider.gateway.contract.schema.kinds import ReasoningField
 from outrider.gateway.settings import paths as settings_paths
 from outrider.gateway.settings.adapters import AdapterSettings, adapter_complaints
 from outrider.gateway.settings.aliases import AliasSettings, alias_complaints
@@ -130,6 +131,9 @@ class Settings(BaseSettings):
     """Request fields that a model does not know: refuse them with a 400, or ignore them and name
     them in the header x-outrider-ignored-fields. The local models always ignore verbosity.
     Tiers may set their own."""
+    reasoning_field: ReasoningField = "reasoning_content"
+    """Field of a chat's answer that has a local model's thinking: reasoning_content, reasoning as
+    in newer versions of vLLM and at OpenRouter, or both."""
     tiers: dict[str, UpstreamSettings] = Field(default_factory=dict)
     """Upstream tiers, by the name that requests use as model."""
     aliases: dict[str, AliasSettings] = Field(default_factory=dict)

@@ -67,6 +67,7 @@ def build_jobs(parts: GatewayParts, adapters: AdapterRegistry | None = None) -> 
         limits=parts.limits,
         sampling_defaults=parts.sampling_defaults,
         prompt_heads=parts.prompt_heads,
+        reasoning_field=parts.reasoning_field,
         classes=parts.slo.classes,
         metrics=parts.metrics,
         clock=parts.clock,

@@ -144,6 +144,7 @@ def build_parts(
         adapters=settings.adapters,
         aliases=checked_aliases(settings),
         unknown_fields=settings.unknown_fields,
+        reasoning_field=settings.reasoning_field,
         cache=build_cache(settings),
         responses=build_response_store(settings),
         metrics=metrics,

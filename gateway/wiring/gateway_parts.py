@@ -13,7 +13,7 @@ from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.prompt_work import PromptSlots
-from outrider.gateway.contract.schema.kinds import UnknownFields
+from outrider.gateway.contract.schema.kinds import ReasoningField, UnknownFields
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.experiments.experiments import Experiments
 from outrider.gateway.experiments.slo.slo_parts import SloParts
@@ -74,6 +74,7 @@ class GatewayParts:
     aliases: Mapping[str, AliasSettings] = field(default_factory=dict)
     adapters: AdapterSettings = field(default_factory=AdapterSettings)
     unknown_fields: UnknownFields = "refuse"
+    reasoning_field: ReasoningField = "reasoning_content"
     cache: CacheParts = field(default_factory=CacheParts)
     responses: ResponseStore | None = None
     """None where responses are not stored."""

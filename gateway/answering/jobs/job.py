@@ -17,7 +17,7 @@ from outrider.gateway.answering.text.answer_schema import AnswerSchema
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.tool_parser import ToolReading
 from outrider.gateway.contract.answers.responder import StrongTier
-from outrider.gateway.contract.schema.kinds import Endpoint
+from outrider.gateway.contract.schema.kinds import Endpoint, ReasoningField
 from outrider.gateway.contract.schema.responses import ReportedServiceTier
 from outrider.gateway.tenancy.metering.local_work import LocalWork
 from outrider.gateway.tenancy.metering.token_allowance import TokenAllowance
@@ -99,6 +99,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The answer goes on with the prompt's own text, so no thinking begins it."""
     tools: ToolReading | None = None
     """The rules for reading calls, where there may be some."""
+    reasoning_field: ReasoningField = "reasoning_content"
     names_functions: bool = False
     """Its tools are `functions`, so a call is written as `function_call`."""
     grammar_param: str | None = None

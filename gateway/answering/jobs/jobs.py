@@ -38,6 +38,7 @@ from outrider.gateway.answering.text.prompt_work import PromptSlots, PromptWork
 from outrider.gateway.contract.answers.responder import StrongTier, TryNextPlace
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import ChatRequest
+from outrider.gateway.contract.schema.kinds import ReasoningField
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.experiments.slo.classes import SloClasses
 from outrider.gateway.telemetry.spans import record_route
@@ -78,6 +79,7 @@ class JobBuilder:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Values of sampling fields, by name, for requests that set none."""
     prompt_heads: PromptHeads = field(default_factory=PromptHeads)
+    reasoning_field: ReasoningField = "reasoning_content"
 
     def prompt_work(self, tenant: str) -> PromptWork:
         """Return the way to build a tenant's prompts."""
@@ -214,6 +216,7 @@ class JobBuilder:
             stops=request.stop_strings,
             continues_text=continues_text(request, rendered.tokenizer),
             tools=rendered.tools,
+            reasoning_field=self.reasoning_field,
             names_functions=prompts.names_functions,
             grammar_param=rendered.grammar_param,
             schema=rendered.schema,

@@ -136,7 +136,9 @@ class ChatFormat(_TokenFormat):
             case "content" | "prompt":
                 return b'"content":' + text
             case "reasoning":
-                return b'"reasoning_content":' + text
+                if self._job.reasoning_field == "both":
+                    return b'"reasoning_content":' + text + b',"reasoning":' + text
+                return b'"%s":' % self._job.reasoning_field.encode() + text
             case "call":
                 function = b'{"name":' + text + b',"arguments":""}'
                 head = b'"id":' + _encode(delta.call_id) + b',"type":"function",'
@@ -170,6 +172,7 @@ class ChatFormat(_TokenFormat):
         calls = [_call(call, deltas) for call in deltas if call.kind == "call"]
         content, end = _joined(deltas, "content"), deltas[-1]
         assert end.finish_reason is not None, "the answer is over"
+        thoughts, field = _joined(deltas, "reasoning") or None, self._job.reasoning_field
         named = calls[0].function if calls and self._job.names_functions else None
         return ChatChoice(
             index=index,
@@ -177,7 +180,8 @@ class ChatFormat(_TokenFormat):
                 role="assistant",
                 content=None if calls and not content else content,
                 refusal=None,
-                reasoning_content=_joined(deltas, "reasoning") or None,
+                reasoning_content=None if field == "reasoning" else thoughts,
+                reasoning=None if field == "reasoning_content" else thoughts,
                 tool_calls=calls or None if named is None else None,
                 function_call=named,
             ),

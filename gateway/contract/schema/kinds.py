@@ -16,6 +16,8 @@ Policy = Literal["local_only", "prefer_local", "prefer_cloud", "cloud_only"]
 FallbackKind = Literal["failure", "context_length", "content_filter", "deadline"]
 """Why the next model of a chain is tried."""
 
+ReasoningField = Literal["reasoning_content", "reasoning", "both"]
+"""The field of a chat's answer that has the model's thinking."""
 UnknownFields = Literal["refuse", "ignore", "pass"]
 """What is done with a request field that a tier does not know."""
 

@@ -227,6 +227,7 @@ class ChatMessage(ResponseModel):
     content: Annotated[str | None, says("Null where the answer is nothing but calls.")]
     refusal: None
     reasoning_content: str | None = None
+    reasoning: Annotated[str | None, says("By the setting `reasoning_field`.")] = None
     tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None
 
@@ -280,6 +281,7 @@ class ChatDelta(ResponseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: Annotated[str | None, says("By the setting `reasoning_field`.")] = None
     tool_calls: list[ToolCallDelta] | None = None
     function_call: FunctionCallDelta | None = None
 
