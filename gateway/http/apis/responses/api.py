@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from outrider.gateway.http.apis.responses.items import foreign_items, given_item
 from outrider.gateway.http.apis.responses.paths import in_own_words
 from outrider.gateway.http.apis.responses.request import (
     InputTokensRequest,
+    ReferenceItem,
     ResponsesFields,
     ResponsesRequest,
 )
@@ -27,6 +28,7 @@ from outrider.gateway.http.apis.responses.translate import chat_document, repeat
 from outrider.gateway.http.apis.responses.writer import ResponseWriter
 
 _encode: Final = msgspec.json.Encoder().encode
+Request = TypeVar("Request", ResponsesRequest, InputTokensRequest)
 
 
 class ResponsesApi:
@@ -62,6 +64,7 @@ class ResponsesApi:
             refuse_misplaced_options(document)
             await yield_if_long(body)
         given = document.get("tools") or []
+        request, body = await self._with_references(request, body, caller)
         foreign = left_out(given) | foreign_items(given_items(request.input))
         tools = self._offered(given, foreign)
         earlier = await self._earlier(request, body, caller)
@@ -81,6 +84,25 @@ class ResponsesApi:
             ignored=(*read.ignored, *not_stored, *request.unused_fields, *foreign),
             storage=storage,
         )
+
+    async def _with_references(
+        self, request: Request, body: bytes, caller: Caller
+    ) -> tuple[Request, bytes]:
+        """Return the request with the items that it names, and its body with them behind it.
+
+        Raises GatewayError.
+        """
+        given = given_items(request.input)
+        named = [at for at, item in enumerate(given) if isinstance(item, ReferenceItem)]
+        if not named:
+            return request, body
+        if self._conversations is None:
+            param = f"input.{named[0]}"
+            raise BadRequestError(
+                f"{param}: {STORED_NOTHING} Or send the item itself.", param=param
+            )
+        found = await self._conversations.referenced(request, given, body, caller)
+        return request.model_copy(update={"input": list(found.items)}), body + found.written
 
     async def _earlier(self, request: ResponsesFields, body: bytes, caller: Caller) -> Earlier:
         """Return the stored conversation in front of the input. Raises GatewayError."""
@@ -105,7 +127,7 @@ class ResponsesApi:
     async def read_prompt(self, body: bytes, caller: Caller = ANYONE) -> bytes:
         """A request to count tokens as a chat completion's request. Raises BadRequestError."""
         read = await read_body(InputTokensRequest, body, ignores_unknown=self._ignores_unknown)
-        request = read.request
+        request, body = await self._with_references(read.request, body, caller)
         given = read.document.get("tools") or []
         foreign = left_out(given) | foreign_items(given_items(request.input))
         tools = self._offered(given, foreign)

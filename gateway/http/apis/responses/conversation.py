@@ -17,7 +17,7 @@ from outrider.gateway.contract.schema.long_bodies import yield_if_long
 from outrider.gateway.contract.schema.parsing import JsonBounds, check_json_bounds
 from outrider.gateway.http.apis.api import Caller
 from outrider.gateway.http.apis.events import one_line
-from outrider.gateway.http.apis.responses.request import Item, ResponsesFields
+from outrider.gateway.http.apis.responses.request import Item, ReferenceItem, ResponsesFields
 from outrider.gateway.http.apis.responses.store import (
     ResponseStore,
     StoredResponse,
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _PARAM: Final = "previous_response_id"
 _MAX_QUOTED_CHARS: Final = 64
+_MAX_REFERENCED: Final = 256
+"""Stored responses whose items one request may name."""
 _NOT_READ: Final = frozenset({"annotations", "logprobs"})
 """Fields of an answer's text that no request reads."""
 _items: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item])
@@ -80,7 +82,7 @@ class Conversations:
                 code="previous_response_not_found",
             )
         caller.reserve(stored.num_bytes + len(body))
-        written = _joined(stored.input_items[1:-1], _said(stored.response))
+        written = _joined(stored.input_items[1:-1], _encode(_said(stored.response))[1:-1])
         self._check(written, body)
         await yield_if_long(written)
         try:
@@ -92,6 +94,42 @@ class Conversations:
                 param=_PARAM,
             ) from None
         await yield_if_long(written)
+        return Earlier(items=items, written=written)
+
+    async def referenced(
+        self, request: ResponsesFields, given: Sequence[Item], body: bytes, caller: Caller
+    ) -> Earlier:
+        """Return the items with those of stored responses in the place of their references.
+
+        `written`: these, as JSON. Raises BadRequestError for one that this caller has not, and
+        what `earlier` raises.
+        """
+        outputs: dict[str, list[dict[str, Any]]] = {}
+        items, parts, num_bytes = list(given), [], len(body)
+        room = self.max_body_bytes - len(body)
+        for index, item in enumerate(given):
+            if not isinstance(item, ReferenceItem):
+                continue
+            response_id = _response_of(item.id)
+            if response_id not in outputs and len(outputs) < _MAX_REFERENCED:
+                stored = await self.find(caller.principal, response_id)
+                outputs[response_id] = []
+                if stored is not None and stored.end_user == request.end_user:
+                    num_bytes += stored.num_bytes
+                    caller.reserve(num_bytes)
+                    outputs[response_id] = _said(stored.response)
+            found = next(
+                (each for each in outputs.get(response_id, ()) if each.get("id") == item.id), None
+            )
+            if found is None:
+                raise _no_item(index, item.id)
+            parts.append(_encode(found))
+            room -= len(parts[-1])
+            if room < 0:
+                break  # all of it is refused below
+            (items[index],) = _items.validate_python([found])
+        written = _joined(*parts)
+        self._check(written, body)
         return Earlier(items=items, written=written)
 
     async def find(self, principal: Principal, response_id: str) -> StoredResponse | None:
@@ -189,8 +227,8 @@ class StoredAnswer:
         return sent.replace(written, one_line({**response, "store": False}))
 
 
-def _said(response: bytes) -> bytes:
-    """Return the output of a stored response as items of a request, without the brackets."""
+def _said(response: bytes) -> list[dict[str, Any]]:
+    """Return the output of a stored response as items of a request."""
     output = _read_answer(response).output
     for item in output:
         if item["type"] == "message":
@@ -198,7 +236,20 @@ def _said(response: bytes) -> bytes:
                 {name: value for name, value in part.items() if name not in _NOT_READ}
                 for part in item["content"]
             ]
-    return _encode(output)[1:-1]
+    return output
+
+
+def _response_of(item_id: str) -> str:
+    """Return the id of the response that an item is of: both have the same tail."""
+    return f"resp_{item_id.partition('_')[2].rpartition('_')[0]}"
+
+
+def _no_item(index: int, item_id: str) -> BadRequestError:
+    param = f"input.{index}"
+    return BadRequestError(
+        f"{param}: Item with id {item_id[:_MAX_QUOTED_CHARS]!r} not found. Send the item itself.",
+        param=param,
+    )
 
 
 def _joined(*parts: bytes) -> bytes:

@@ -183,12 +183,17 @@ class ReasoningItem(RequestModel):
     status: ItemStatus | None = None
 
 
+class ReferenceItem(RequestModel):
+    """An item of a stored response, which stands in its place."""
+
+    type: Literal["item_reference"]
+    id: Label
+
+
 _KINDS: Final = (
     *("message", "function_call", "function_call_output", "custom_tool_call"),
-    *("custom_tool_call_output", "reasoning"),
+    *("custom_tool_call_output", "reasoning", "item_reference"),
 )
-_REFUSED: Final = "item_reference"
-"""Names one item of a stored response; previous_response_id names all of them."""
 
 
 def _kind_of(value: Any) -> str | None:
@@ -198,7 +203,7 @@ def _kind_of(value: Any) -> str | None:
     kind = value.get("type", "message")
     if kind == "message" and value.get("role") == "assistant":
         return "answer"
-    return None if kind == _REFUSED else kind_among(_KINDS, kind)
+    return kind_among(_KINDS, kind)
 
 
 Item = Annotated[
@@ -209,6 +214,7 @@ Item = Annotated[
     | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[FunctionOutputItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[ReferenceItem, Tag("item_reference")]
     | Foreign,
     Discriminator(
         _kind_of,

@@ -107,6 +107,38 @@ def test_a_streamed_response_is_found_as_soon_as_it_ends(stored: Storing) -> Non
     raise AssertionError("it was not completed")
 
 
+def test_items_of_stored_responses_stand_for_themselves(
+    stored: Storing, tokenizer: ChatTokenizer
+) -> None:
+    stored.world.says("Hello there!", "I am fine.")
+    first, second = stored.create("Hello"), stored.create("Ho")
+    names = [{"type": "item_reference", "id": each.output[0].id} for each in (first, second)]
+    asked = {"role": "user", "content": "Hello"}
+    third = stored.create([asked, names[0], asked, names[1], asked])
+    told = stored.prompt(tokenizer)
+    assert told == (
+        "user\nHello\nassistant\nHello there!\nuser\nHello\nassistant\nI am fine.\n"
+        "user\nHello\nassistant\n"
+    )
+    stored.create("More", previous_response_id=third.id)
+    assert stored.prompt(tokenizer).startswith(told), "they are stored as items"
+    again = [asked, names[0], asked]
+    counted = stored.client.responses.input_tokens.count(model="large", input=again)
+    assert counted.input_tokens > 0
+
+
+@pytest.mark.parametrize("tail", ["0" * 48 + "_0", "", "x", "_", "0" * 400])
+def test_an_item_that_is_not_there_is_named(stored: Storing, tail: str) -> None:
+    first = stored.create("Hello", safety_identifier="ann")
+    mine = first.output[0].id
+    for item_id, user in ((f"msg_{tail}", None), (mine, "bob"), (mine[:-1] + "9", "ann")):
+        error = stored.refusal(
+            [{"role": "user", "content": "Hi"}, {"type": "item_reference", "id": item_id}],
+            safety_identifier=user,
+        )
+        assert (error.status_code, error_of(error.response)["param"]) == (400, "input.1")
+
+
 def test_results_of_tools_go_on_with_the_call(stored: Storing, tokenizer: ChatTokenizer) -> None:
     call = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
     stored.world.engine.max_context = 2048
