@@ -140,14 +140,14 @@ def test_errors_have_the_right_class(server: Server, client: openai.OpenAI) -> N
     assert missing.value.code == "model_not_found"
     assert missing.value.param == "model"
 
-    with pytest.raises(openai.BadRequestError) as tools:
+    with pytest.raises(openai.BadRequestError) as spoken:
         client.chat.completions.create(
             model="auto",
             messages=HELLO,
-            functions=[{"name": "f"}],
+            modalities=["text", "audio"],
         )
-    assert tools.value.param == "functions"
-    assert "not supported" in tools.value.message
+    assert spoken.value.param == "modalities"
+    assert "not supported" in spoken.value.message
 
     with pytest.raises(openai.BadRequestError) as context:
         client.chat.completions.create(model="auto", messages=HELLO, max_tokens=255)
