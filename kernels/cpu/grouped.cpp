@@ -92,7 +92,7 @@ struct Call {
     Tickets parts, panels;
 };
 
-void multiply_panel(const Call& call, int64_t panel, const char* next) {
+void multiply_panel(const Call& call, int64_t panel) {
     const GroupedProduct& product = call.product;
     const int64_t first = panel * kPanelColumns, left = product.out_features - first;
     const Groups rows(call.num_rows, call.kernels.max_rows);
@@ -104,7 +104,6 @@ void multiply_panel(const Call& call, int64_t panel, const char* next) {
         block.panel = product.panels + panel * product.panel_bytes();
         block.rows = call.rows + start * product.in_features;
         block.row_groups = call.row_groups + start * product.groups();
-        block.prefetch = each == 0 ? next : nullptr;
         block.sums = sums;
         call.kernels.multiply[product.number][product.has_row_groups][size - 1](block);
         call.kernels.finish(sums, size, left < kPanelColumns ? left : kPanelColumns,
@@ -116,13 +115,8 @@ void multiply_panel(const Call& call, int64_t panel, const char* next) {
 
 void multiply_panels(void* data) {
     Call& call = *static_cast<Call*>(data);
-    const int64_t bytes = call.product.panel_bytes();
-    int64_t panel = call.panels.take();
-    while (panel < call.panels.count) {
-        const int64_t next = call.panels.take();
-        multiply_panel(call, panel,
-                       next < call.panels.count ? call.product.panels + next * bytes : nullptr);
-        panel = next;
+    for (int64_t panel; (panel = call.panels.take()) < call.panels.count;) {
+        multiply_panel(call, panel);
     }
 }
 

@@ -59,10 +59,9 @@ struct RowGroup {
 struct GroupedBlock {
     const GroupedProduct* product;
     const char* panel;
-    const char* rows;             // int8 [in_features / 4][rows][4 bytes]
-    const RowGroup* row_groups;   // [groups][rows]
-    const char* prefetch;         // a panel that is wanted later, or null
-    float* sums;                  // [rows][32 columns], set
+    const char* rows;            // int8 [in_features / 4][rows][4 bytes]
+    const RowGroup* row_groups;  // [groups][rows]
+    float* sums;                 // [rows][32 columns], set
 };
 
 struct GroupedKernels {

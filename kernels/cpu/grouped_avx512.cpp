@@ -34,7 +34,6 @@ struct Vectors {
     static Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
     static Floats fused_less(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
     static void store(float* place, Floats value) { _mm512_storeu_ps(place, value); }
-    static void fetch(const char* place) { _mm_prefetch(place, _MM_HINT_T1); }
     static Floats scales(const char* place, int vector, int32_t type) {
         if (type == outrider::kScaleFloat32) return _mm512_loadu_ps(place + 64 * vector);
         const __m256i halves =

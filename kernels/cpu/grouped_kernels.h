@@ -13,9 +13,6 @@ using outrider::GroupedBlock;
 using outrider::GroupedProduct;
 using outrider::RowGroup;
 
-// Bytes that are fetched ahead for each unit.
-constexpr int kLine = 64;
-
 // Scales, zero points and minimums of a group.
 struct Header {
     Header(const GroupedProduct& product, const char* group)
@@ -38,10 +35,9 @@ typename Set::Ints start(const GroupedProduct& product, const Header& header, in
     return Set::multiply(below, Set::ints(total));
 }
 
-// Where a kernel is in its panel, its rows and what it fetches.
+// Where a kernel is in its panel and its rows.
 struct Place {
-    const char *weights, *rows, *ahead;
-    int64_t ahead_step;
+    const char *weights, *rows;
 };
 
 // Adds the products of units to sums.
@@ -49,11 +45,6 @@ template <class Set, class Number, int kRows>
 inline void add_units(int64_t units, Place& place,
                       typename Number::Part (&sums)[kRows][Set::kVectors]) {
     for (int64_t unit = 0; unit < units; ++unit) {
-        if (kRows > 1) {
-            Set::fetch(place.ahead);
-            Set::fetch(place.ahead + kLine);
-            place.ahead += place.ahead_step;
-        }
 #pragma GCC unroll 4
         for (int vector = 0; vector < Set::kVectors; ++vector) {
             const typename Number::Codes codes(place.weights + 4 * Set::kLanes * vector);
@@ -75,8 +66,7 @@ void multiply_rows(const GroupedBlock& block) {
     using Floats = typename Set::Floats;
     const GroupedProduct& product = *block.product;
     const int64_t header_bytes = product.header_bytes(), units = product.units();
-    Place place{block.panel, block.rows, block.panel, 0};
-    if (block.prefetch) place.ahead = block.prefetch, place.ahead_step = outrider::kUnitBytes;
+    Place place{block.panel, block.rows};
     Floats sums[kRows][Set::kVectors];
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
