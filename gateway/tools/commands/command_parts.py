@@ -55,7 +55,8 @@ QuantizeOption = Annotated[
     typer.Option(
         metavar="SCHEME",
         help="Round weights to 8 or 4 bits: int8 or int4 for both tiers, large=int8 for one. "
-        "decode: make plain weights of those that a checkpoint stores quantised.",
+        "Of weights that a checkpoint stores quantised: exact multiplies them in bfloat16, not "
+        "with rows in 8 bits; decode makes plain ones of them.",
     ),
     Sets("models.quantize"),
 ]
