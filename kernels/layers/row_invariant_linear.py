@@ -252,13 +252,11 @@ Product = (
 
 def computes_in_panels(dtype: torch.dtype, device: torch.device) -> bool:
     """True if `make_linear` takes the compiled panels for such weights in either mode."""
-    return (
-        is_automatic()
-        and device.type == "cpu"
-        and dtype == torch.bfloat16
-        and product_support().library is not None
-        and not prefers_onednn()
-    )
+    return _has_panels(device) and dtype == torch.bfloat16 and not prefers_onednn()
+
+
+def _has_panels(device: torch.device) -> bool:
+    return is_automatic() and device.type == "cpu" and product_support().library is not None
 
 
 def make_linear(
@@ -297,20 +295,20 @@ def make_linear(
 
 def keeps_stored_weights(dtype: torch.dtype, device: torch.device) -> bool:
     """True if `make_linear` has products with weights as checkpoints store them."""
-    return dtype == torch.bfloat16 and (uses_triton(device) or computes_in_panels(dtype, device))
+    return dtype == torch.bfloat16 and (uses_triton(device) or _has_panels(device))
 
 
 def can_keep_stored(weight: StoredWeight, device: torch.device) -> bool:
     """True if `make_linear` holds a weight on a device as it is stored, rather than decode it."""
     if uses_triton(device):
         return can_use_stored_tiles(weight, device)
-    return keeps_stored_weights(torch.bfloat16, device) and can_hold_stored(weight)
+    may_decode = computes_in_panels(torch.bfloat16, device) and can_hold_stored(weight)
+    return may_decode or rounds_rows(weight, device)
 
 
 def rounds_rows(weight: StoredWeight, device: torch.device) -> bool:
     """True if `make_linear` rounds the rows that it multiplies with a weight to 8 bits."""
-    in_panels = computes_in_panels(torch.bfloat16, device)
-    return in_panels and not weight.keeps_rows and can_hold_grouped(weight)
+    return _has_panels(device) and not weight.keeps_rows and can_hold_grouped(weight)
 
 
 def _make_quantised(weight: QuantisedWeight, bias: Tensor | None) -> Product:

@@ -133,6 +133,16 @@ def test_without_compiled_kernels_the_weight_is_decoded(monkeypatch: pytest.Monk
     assert not isinstance(plain, PanelLinear)
 
 
+def test_where_onednn_is_better_whole_numbers_are_kept_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(row_invariant_linear, "prefers_onednn", lambda: True)
+    weight = random_stored("int4", 40, 3, 32)
+    assert type(make_linear(weight)) is GroupedPanelLinear
+    assert not isinstance(make_linear(replace(weight, keeps_rows=True)), PanelLinear)
+    assert not isinstance(make_linear(random_stored("float8", 40, 3, 32)), PanelLinear)
+
+
 @pytest.mark.parametrize(
     "weight",
     [
