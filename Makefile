@@ -38,10 +38,10 @@ serve: $(VENV)/.installed-base ## start the gateway on port 8000
 WORKERS ?= $(if $(HAS_GPU),0,2)
 RUN_TESTS = $(PY) $(if $(ARGS),-m pytest $(ARGS),.ci/tests.py $(WORKERS))
 
-test: $(VENV)/.installed-dev ## run the quick tests, 12 minutes on two cores; ARGS="tests/engine -k prefix" for a part
+test: $(VENV)/.installed-dev ## run the quick tests, 4 to 5 minutes on two cores; ARGS="tests/engine -k prefix" for a part
 	@TEST_SIZE=quick $(RUN_TESTS) -m "not long and not slow$(NO_GPU)"
 
-test-all: $(VENV)/.installed-dev ## run all tests but the long ones, 25 to 50 minutes on two cores
+test-all: $(VENV)/.installed-dev ## run all tests but the long ones, about 21 minutes on two cores
 	@$(RUN_TESTS) -m "not long$(NO_GPU)"
 
 test-verify: $(VENV)/.installed-dev ## ask each answer of the engine's tests again in other configurations
