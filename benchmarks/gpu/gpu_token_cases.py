@@ -16,9 +16,9 @@ from outrider.kernels.trees.initial_trees import InitialTree, init_trees
 from outrider.kernels.trees.select_trees import select_trees
 from outrider.kernels.trees.tree_state import TreeState
 from outrider.kernels.trees.verify_tree import verify_tree
+from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT
 
-MODEL_BIT = 1
-RECALLED_BIT = 1 << 5
+MODEL_BIT = SOURCE_BIT["model"]
 BRANCHING = 3
 WIDTH = 4  # frontier nodes of a level
 CAPACITY = 256
