@@ -89,8 +89,8 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """How long the answer may think."""
 
 
-class EngineRequestDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that the engine requests of one job share, for any tier."""
+class SharedSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What all engine requests of one job have in common, for any tier."""
 
     job_id: str
     seed: int | None
@@ -104,14 +104,16 @@ class EngineRequestDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """The queue's (`read_service_tier`)."""
     objective: LatencyObjective = NO_OBJECTIVE
     """The one that the queue keeps to."""
-    watch: bool | None = None
-    """True if the watch wants hidden states; None if the answers are not watched."""
+    is_watched: bool = False
+    """The small model's answers are watched, and may escalate."""
+    wants_hidden_states: bool = False
+    """The watch reads the last prompt token's."""
     adapters: tuple[AdapterRef, ...] = ()
     """The adapters of the tiers that may answer."""
 
 
 def engine_requests(
-    request: ApiRequest, rendered: Rendered, frame: EngineRequestDefaults
+    request: ApiRequest, rendered: Rendered, shared: SharedSettings
 ) -> list[EngineRequest]:
     """Build one for each choice of each prompt. Raises BadRequestError or PromptTooLongError."""
     num_choices = request.n or 1
@@ -119,8 +121,8 @@ def engine_requests(
         check_scores(request, [len(prompt.token_ids) for prompt in rendered.prompts])
     made = []
     for prompt_index, prompt in enumerate(rendered.prompts):
-        group_id = f"{frame.job_id}-{prompt_index}"
-        sampling = _sampling(request, rendered, len(prompt.token_ids), frame)
+        group_id = f"{shared.job_id}-{prompt_index}"
+        sampling = _sampling(request, rendered, len(prompt.token_ids), shared)
         for choice_index in range(num_choices):
             params = sampling(choice_index)
             engine_request = EngineRequest(
@@ -131,18 +133,18 @@ def engine_requests(
                 speculation=_speculation(request.outrider),
                 cascade=cascade_params(request.outrider),
                 group_id=group_id if num_choices > 1 else None,
-                arrival_s=frame.arrival_s,
+                arrival_s=shared.arrival_s,
                 prediction_token_ids=rendered.prediction[: params.max_tokens],
                 grammar=rendered.grammar,
-                return_hidden_state=bool(frame.watch),
-                may_escalate=frame.watch is not None,
-                cache_salt=_cache_salt(request, frame.principal),
-                memory_group=frame.arm,
-                tenant=frame.principal.tenant,
-                weight=frame.principal.weight,
-                priority=frame.priority,
-                objective=frame.objective,
-                adapters=frame.adapters,
+                return_hidden_state=shared.wants_hidden_states,
+                may_escalate=shared.is_watched,
+                cache_salt=_cache_salt(request, shared.principal),
+                memory_group=shared.arm,
+                tenant=shared.principal.tenant,
+                weight=shared.principal.weight,
+                priority=shared.priority,
+                objective=shared.objective,
+                adapters=shared.adapters,
             )
             _check_combination(request, engine_request)
             made.append(engine_request)
@@ -193,35 +195,37 @@ def escalation_target(info: TierInfo, rendered: Rendered) -> EscalationTarget:
 
 
 def escalated_requests(
-    request: ApiRequest, rendered: Rendered, frame: EngineRequestDefaults
+    request: ApiRequest, rendered: Rendered, shared: SharedSettings
 ) -> list[EngineRequest]:
     """Build the same choices for a tier with another tokenizer, under ids of their own."""
-    job_id = f"{frame.job_id}-{rendered.info.tier}"
-    other = msgspec.structs.replace(frame, job_id=job_id, watch=None)
+    job_id = f"{shared.job_id}-{rendered.info.tier}"
+    other = msgspec.structs.replace(
+        shared, job_id=job_id, is_watched=False, wants_hidden_states=False
+    )
     return engine_requests(request, rendered, other)
 
 
 def _sampling(
-    request: ApiRequest, rendered: Rendered, num_prompt_tokens: int, frame: EngineRequestDefaults
+    request: ApiRequest, rendered: Rendered, num_prompt_tokens: int, shared: SharedSettings
 ) -> Callable[[int], SamplingParams]:
     """Return the sampling parameters by choice. Raises PromptTooLongError."""
     min_tokens = request.min_tokens or 0
-    max_tokens = _max_tokens(request, num_prompt_tokens, rendered.info, frame.default_max_tokens)
+    max_tokens = _max_tokens(request, num_prompt_tokens, rendered.info, shared.default_max_tokens)
     stop_token_ids = _stop_token_ids(request, rendered)
     logit_bias = _logit_bias(request, rendered.info)
     num_scores = wanted_prompt_logprobs(request)[0] if request.has_extras else None
     num_logprobs = request.top_count
-    if num_logprobs is None and frame.watch is not None:
+    if num_logprobs is None and shared.is_watched:
         num_logprobs = 0  # the watch's; the client does not get to see them
 
     def of_choice(choice_index: int) -> SamplingParams:
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=frame.temperature,
+            temperature=shared.temperature,
             top_k=max(request.top_k or 0, 0),
             top_p=1.0 if request.top_p is None else request.top_p,
             min_p=request.min_p or 0.0,
-            seed=(frame.seed or 0) % 2**64,
+            seed=(shared.seed or 0) % 2**64,
             choice_index=choice_index,
             stop_token_ids=stop_token_ids,
             num_logprobs=num_logprobs,

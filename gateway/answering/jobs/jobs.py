@@ -10,8 +10,8 @@ from typing import Final
 from outrider.engine.events import TierInfo
 from outrider.engine.request import EngineRequest, LatencyObjective
 from outrider.gateway.answering.jobs.engine_requests import (
-    EngineRequestDefaults,
     Rendered,
+    SharedSettings,
     choice_plans,
     engine_requests,
     escalated_requests,
@@ -232,7 +232,7 @@ class JobBuilder:
         )
 
     async def _escalated(
-        self, prompts: Prompts, rendered: Rendered, info: TierInfo, shared: EngineRequestDefaults
+        self, prompts: Prompts, rendered: Rendered, info: TierInfo, shared: SharedSettings
     ) -> tuple[Rendered, list[EngineRequest] | None]:
         """Return how a tier that takes answers over reads the prompts.
 
@@ -250,7 +250,7 @@ class JobBuilder:
         context: RequestContext,
         num_prompt_tokens: int,
         plan: WatchPlan | None,
-    ) -> EngineRequestDefaults:
+    ) -> SharedSettings:
         """Return what the job's engine requests share. Raises BadRequestError.
 
         `num_prompt_tokens`: of the longest prompt.
@@ -261,7 +261,7 @@ class JobBuilder:
         if seed is None and temperature > 0:
             seed = secrets.randbits(_SEED_BITS)
         infos = (choice.info, choice.escalation)
-        return EngineRequestDefaults(
+        return SharedSettings(
             job_id=f"{prompts.id_prefix}-{secrets.token_hex(12)}",
             seed=seed,
             temperature=temperature,
@@ -271,7 +271,8 @@ class JobBuilder:
             arm=context.arm,
             priority=read_service_tier(request.service_tier).priority,
             objective=self._objective(request, num_prompt_tokens, context),
-            watch=None if plan is None else plan.wants_hidden_state,
+            is_watched=plan is not None,
+            wants_hidden_states=plan is not None and plan.wants_hidden_state,
             adapters=tuple(info.adapter for info in infos if info and info.adapter is not None),
         )
 

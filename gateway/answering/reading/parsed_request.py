@@ -54,7 +54,7 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
     is_requested: bool = False
     """The request names its model, and no policy."""
     small: str | None = None
-    """The server's tier, where "server" is among the places."""
+    """The small model's upstream tier, where "small_upstream" is among the places."""
 
     def restricted(self, places: tuple[Place, ...]) -> "PlacementConstraints":
         """Return the constraints with some of the places, at least one."""
