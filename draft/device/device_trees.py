@@ -366,10 +366,10 @@ def _known_to_both(candidates: list[TreeCandidate], vocab_size: int) -> list[Tre
     """The candidates on paths of tokens that both models know."""
     if all(candidate.token_id < vocab_size for candidate in candidates[1:]):
         return candidates
-    place = {0: 0}
+    index_of = {0: 0}
     kept = [candidates[0]]
     for index, candidate in enumerate(candidates[1:], start=1):
-        if candidate.token_id < vocab_size and candidate.parent in place:
-            place[index] = len(kept)
-            kept.append(replace(candidate, parent=place[candidate.parent]))
+        if candidate.token_id < vocab_size and candidate.parent in index_of:
+            index_of[index] = len(kept)
+            kept.append(replace(candidate, parent=index_of[candidate.parent]))
     return kept

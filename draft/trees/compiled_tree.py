@@ -230,8 +230,8 @@ class CompiledTree(TreeStruct, GuessTree):
         return self._follow(token_ids)[0]
 
     def offsets(self, token_ids: list[int]) -> list[int | None]:
-        """Return the places of `follow`'s candidates behind the root's slot; None: not computed."""
-        return [None if place < 0 else place for place in self._follow(token_ids)[1]]
+        """Return how far `follow`'s candidates lie behind the root's slot; None: not computed."""
+        return [None if offset < 0 else offset for offset in self._follow(token_ids)[1]]
 
     def _follow(self, token_ids: list[int]) -> tuple[list[int], list[int]]:
         """Return the candidates that spell these tokens, and their offsets."""

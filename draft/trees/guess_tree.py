@@ -103,19 +103,19 @@ class GuessTree:
 
     def to_token_tree(self, nodes: list[int]) -> TokenTree:
         """The tree of the root and `nodes` (parents first)."""
-        candidates, place = self.candidates, {0: 0}
+        candidates, index_of = self.candidates, {0: 0}
         tokens, parents, sources = [self.root_token_id], [-1], [0]
         for node in nodes:
             candidate = candidates[node]
-            place[node] = len(tokens)
+            index_of[node] = len(tokens)
             tokens.append(candidate.token_id)
-            parents.append(place[candidate.parent])
+            parents.append(index_of[candidate.parent])
             sources.append(candidate.sources | (RECALLED_BIT if candidate.is_recalled else 0))
         return TokenTree(
             token_ids=tokens,
             parent_index=parents,
             sources=sources,
-            draft_logits=self.logits_of(place),
+            draft_logits=self.logits_of(index_of),
         )
 
     def logits_of(self, nodes: Iterable[int]) -> list[Tensor | None]:
@@ -137,7 +137,7 @@ class GuessTree:
         return nodes
 
     def offsets(self, token_ids: list[int]) -> list[int | None]:
-        """Return the places of `follow`'s candidates behind the root's slot; None: not computed."""
+        """Return how far `follow`'s candidates lie behind the root's slot; None: not computed."""
         candidates = self.candidates
         return [candidates[node].offset for node in self.follow(token_ids)]
 

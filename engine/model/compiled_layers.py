@@ -15,8 +15,8 @@ from outrider.kernels.layers.compiled_layer import CompiledLayer
 from outrider.kernels.layers.compiled_pass import (
     MAX_ROWS,
     CompiledPass,
-    LayerCaches,
-    LayerPlaces,
+    LayerCache,
+    ModelCaches,
     ModelEnds,
     PassRows,
 )
@@ -41,7 +41,7 @@ class CompiledLayers:
         self._layers = tuple(layer for layer, _ in layers)
         self._pass = CompiledPass([compiled for _, compiled in layers], ends)
         self._tables = tuple(each.table if each.turns else None for each in rotary)
-        self._places: WeakKeyDictionary[KVCache, LayerPlaces] = WeakKeyDictionary()
+        self._caches: WeakKeyDictionary[KVCache, ModelCaches] = WeakKeyDictionary()
 
     @classmethod
     def of(
@@ -94,7 +94,7 @@ class CompiledLayers:
         if not count:
             return None
         return self._pass.run_layers(
-            residual, rows, self._places_in(kv_cache), count=count, taps=taps
+            residual, rows, self._caches_in(kv_cache), count=count, taps=taps
         )
 
     def run_whole(
@@ -114,19 +114,19 @@ class CompiledLayers:
         return self._pass.run(
             token_ids.contiguous(),
             rows,
-            self._places_in(kv_cache),
+            self._caches_in(kv_cache),
             wanted=wanted,
             logits_out=logits_out,
             taps=taps,
         )
 
-    def _places_in(self, kv_cache: KVCache) -> LayerPlaces:
+    def _caches_in(self, kv_cache: KVCache) -> ModelCaches:
         """Return where the layers' caches lie, which stays as long as the cache is there."""
-        places = self._places.get(kv_cache)
-        if places is None:
-            places = self._places[kv_cache] = LayerPlaces(
+        caches = self._caches.get(kv_cache)
+        if caches is None:
+            caches = self._caches[kv_cache] = ModelCaches(
                 [
-                    LayerCaches(
+                    LayerCache(
                         keys=keys,
                         values=values,
                         table=self._tables[layer.rotation],
@@ -135,7 +135,7 @@ class CompiledLayers:
                     for layer, (keys, values) in zip(self._layers, kv_cache.layers, strict=True)
                 ]
             )
-        return places
+        return caches
 
 
 def pass_rows(

@@ -72,14 +72,14 @@ class PassRun {
         call.positions = pass_.positions;
         call.lora = pass_.lora;
         for (int64_t index = 0; index < pass_.num_layers; ++index) {
-            const LayerPlace& place = pass_.places[index];
-            call.slots = pass_.slots[place.has_window];
-            call.attention = pass_.attention[place.has_window];
-            call.table = place.table;
-            call.num_positions = place.num_positions;
-            call.num_slots = place.num_slots;
-            call.keys = place.keys;
-            call.values = place.values;
+            const LayerCache& cache = pass_.caches[index];
+            call.slots = pass_.slots[cache.has_window];
+            call.attention = pass_.attention[cache.has_window];
+            call.table = cache.table;
+            call.num_positions = cache.num_positions;
+            call.num_slots = cache.num_slots;
+            call.keys = cache.keys;
+            call.values = cache.values;
             call.is_first = index == 0;
             call.tap = tap_of(index, model_.layers[index]->hidden);
             call.tap_stride = pass_.num_taps * model_.layers[index]->hidden;
@@ -92,8 +92,8 @@ class PassRun {
 
     // Where the first row of a tap is to stand; null where it is not asked for.
     uint16_t* tap_of(int64_t layer, int64_t width) const {
-        for (int64_t place = 0; place < pass_.num_taps; ++place) {
-            if (pass_.tap_layers[place] == layer) return pass_.taps + place * width;
+        for (int64_t tap = 0; tap < pass_.num_taps; ++tap) {
+            if (pass_.tap_layers[tap] == layer) return pass_.taps + tap * width;
         }
         return nullptr;
     }

@@ -18,7 +18,7 @@ struct Model {
 };
 
 // Where a layer finds its rotation and its cache.
-struct LayerPlace {
+struct LayerCache {
     uint16_t *keys, *values;
     const uint16_t* table;  // as in Heads
     int64_t num_positions, num_slots;
@@ -31,7 +31,7 @@ struct Pass {
     const int64_t *token_ids, *positions;
     const int64_t* slots[2];
     const Attention* attention[2];
-    const LayerPlace* places;  // [num_layers]
+    const LayerCache* caches;  // [num_layers]
     const LoraRows* lora;      // or null
     // Null: the layers run on `residual` only, and leave in `update` what the last of them adds.
     float* logits;           // [num_wanted, head_features]

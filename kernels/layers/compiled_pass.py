@@ -45,8 +45,8 @@ class ModelStruct(ctypes.Structure):
     )
 
 
-class PlaceStruct(ctypes.Structure):
-    """Where a layer finds its rotation and its cache (struct LayerPlace in pass.h)."""
+class LayerCacheStruct(ctypes.Structure):
+    """Where a layer finds its rotation and its cache (struct LayerCache in pass.h)."""
 
     _fields_ = (
         ("keys", _Address),
@@ -68,7 +68,7 @@ class PassStruct(ctypes.Structure):
         ("positions", _Address),
         ("slots", _Address * 2),
         ("attention", _Address * 2),
-        ("places", _Address),
+        ("caches", _Address),
         ("lora", _Address),
         ("logits", _Address),
         ("last_hidden", _Address),
@@ -95,7 +95,7 @@ class ModelEnds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCaches:
+class LayerCache:
     """What a layer reads and writes: bfloat16 [blocks, block_size, heads, head_dim], contiguous."""
 
     keys: Tensor
@@ -105,13 +105,13 @@ class LayerCaches:
     has_window: bool
 
 
-class LayerPlaces:
+class ModelCaches:
     """The caches of all layers, as the library finds them."""
 
     __slots__ = ("_held", "address")
 
-    def __init__(self, caches: Sequence[LayerCaches]) -> None:
-        structs = (PlaceStruct * len(caches))()
+    def __init__(self, caches: Sequence[LayerCache]) -> None:
+        structs = (LayerCacheStruct * len(caches))()
         for struct, each in zip(structs, caches, strict=True):
             struct.keys, struct.values = each.keys.data_ptr(), each.values.data_ptr()
             struct.table = None if each.table is None else each.table.data_ptr()
@@ -137,18 +137,18 @@ class PassRows:
     lora: CompiledLoraRows | None = None
     """The rows' adapters; None where no row has one."""
 
-    def struct(self, places: LayerPlaces, num_layers: int, taps: Taps | None = None) -> PassStruct:
+    def struct(self, caches: ModelCaches, num_layers: int, taps: Taps | None = None) -> PassStruct:
         """Return a pass through the first `num_layers` layers; its other fields are 0."""
         struct = PassStruct(
             num_rows=self.positions.shape[0],
             num_layers=num_layers,
             positions=self.positions.data_ptr(),
-            places=places.address,
+            caches=caches.address,
             lora=None if self.lora is None else ctypes.addressof(self.lora.struct),
         )
-        for place, (slots, keys) in enumerate(zip(self.slots, self.keys, strict=True)):
-            struct.slots[place] = slots.data_ptr()
-            struct.attention[place] = ctypes.addressof(keys.struct)
+        for kind, (slots, keys) in enumerate(zip(self.slots, self.keys, strict=True)):
+            struct.slots[kind] = slots.data_ptr()
+            struct.attention[kind] = ctypes.addressof(keys.struct)
         if taps is not None:
             struct.num_taps, struct.tap_layers = len(taps.layers), taps.layers_address
             struct.taps = taps.rows.data_ptr()
@@ -186,7 +186,7 @@ class CompiledPass:
         self,
         residual: Tensor,
         rows: PassRows,
-        places: LayerPlaces,
+        caches: ModelCaches,
         *,
         count: int,
         taps: Taps | None = None,
@@ -197,7 +197,7 @@ class CompiledPass:
         `residual`: bfloat16 [n, hidden], contiguous; what the others add is added to it. Raises
         IndexError for a position or slot that does not exist.
         """
-        call = rows.struct(places, count, taps)
+        call = rows.struct(caches, count, taps)
         update = torch.empty_like(residual)
         call.residual, call.update = residual.data_ptr(), update.data_ptr()
         self._call(call)
@@ -207,7 +207,7 @@ class CompiledPass:
         self,
         token_ids: Tensor,
         rows: PassRows,
-        places: LayerPlaces,
+        caches: ModelCaches,
         *,
         wanted: Tensor | None,
         logits_out: Tensor | None = None,
@@ -221,7 +221,7 @@ class CompiledPass:
         """
         ends = self._ends
         assert ends is not None
-        call = rows.struct(places, self._num_layers, taps)
+        call = rows.struct(caches, self._num_layers, taps)
         call.token_ids = token_ids.data_ptr()
         num_wanted = token_ids.shape[0]
         if wanted is not None:

@@ -178,9 +178,9 @@ def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
             runner.forward([piece])
 
 
-def test_places_go_with_their_cache(tmp_path: Path) -> None:
+def test_addresses_of_a_cache_are_forgotten_with_it(tmp_path: Path) -> None:
     model = load("llama2", tmp_path)
     assert model._compiled is not None
     logits(model, is_compiled=True)
     gc.collect()
-    assert not len(model._compiled._places)
+    assert not len(model._compiled._caches)
