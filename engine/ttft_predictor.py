@@ -1,6 +1,6 @@
 """Predicts a newcomer's time to first token from service times that are learnt online.
 
-The forecast plays the queue forward, start by start (as a list schedule of known jobs): places and
+The forecast plays the queue forward, start by start (as a list schedule of known jobs): seats and
 blocks become free when running answers are expected to end, prompts are computed one after another.
 What it says is compared with what happens, and corrected by the ratio.
 """

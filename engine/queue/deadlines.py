@@ -26,16 +26,16 @@ class SloQueueConfig:
     aged_every: int = 4
     """One of so many starts of a tier is for requests that were passed over."""
     batch_share: float = 0.5
-    """Share of places that batch requests may hold while other requests are there."""
+    """Share of seats that batch requests may hold while other requests are there."""
     pace: float = 0.8
     """Share of the requested time between tokens that is aimed at."""
     max_pause_s: float = 2.0
     """A batch answer that stood still for so long gets a step."""
     max_displacements: int = 2
-    """Times that a batch answer may lose its place to a request that is short of time."""
+    """Times that a batch answer may lose its seat to a request that is short of time."""
     max_lead_tokens: float = 2048.0
     """A tenant that has had so many more tokens (over its weight) than the one whose turn it is
-    takes no place from others."""
+    takes no seat from others."""
 
 
 class Deadlines:

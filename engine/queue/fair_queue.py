@@ -117,7 +117,7 @@ class FairQueue(QueuePolicy):
     it. A pre-empted sequence comes first of its tenant and is not charged again. Each
     tier is a queue by itself.
 
-    Where places or blocks are short, a tenant below its share of them may displace a sequence of
+    Where seats or blocks are short, a tenant below its share of them may displace a sequence of
     one that is above; the same sequence once at most, so that every one ends.
     """
 
@@ -128,7 +128,7 @@ class FairQueue(QueuePolicy):
         self._charges: dict[Sequence, _Charge] = {}
 
     def attach(self, times: ServiceTimes, *, max_sequences: int) -> None:
-        """Receive times and places, which this order does not go by."""
+        """Receive times and seats, which this order does not go by."""
 
     # ---- what happens to sequences --------------------------------------------------------
 

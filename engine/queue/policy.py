@@ -36,7 +36,7 @@ class QueuePolicy(Protocol):
     """Orders `Scheduler.waiting` and chooses sequences to pre-empt. To be inherited from."""
 
     def attach(self, times: ServiceTimes, *, max_sequences: int) -> None:
-        """Receive the service times and the number of places, once, from the scheduler."""
+        """Receive the service times and the number of seats, once, from the scheduler."""
 
     def order(self, waiting: list[Sequence], now_s: float) -> Iterable[Sequence]:
         """The sequences, all of one tier, in the order in which they should start.
@@ -48,7 +48,7 @@ class QueuePolicy(Protocol):
         """A sequence came to the queue: a new one, or from the other tier."""
 
     def started(self, sequence: Sequence) -> None:
-        """A sequence left the queue for a place; its prefix has been matched."""
+        """A sequence left the queue for a seat; its prefix has been matched."""
 
     def removed(self, sequence: Sequence) -> None:
         """A sequence that was added has ended, is held or leaves its tier. It may be waiting."""
@@ -75,7 +75,7 @@ class QueuePolicy(Protocol):
         return sequence.arrival_s
 
     def gives_way_to(self, sequence: Sequence, newcomer: Sequence) -> bool:
-        """True if a running sequence would lose its place to a newcomer that is short of time."""
+        """True if a running sequence would lose its seat to a newcomer that is short of time."""
         return False
 
     @property
@@ -86,7 +86,7 @@ class QueuePolicy(Protocol):
     def displaced(
         self, newcomer: Sequence, holders: Mapping[Sequence, int], *, wanted: int, capacity: int
     ) -> Sequence | None:
-        """Return the sequence to pre-empt, so that a newcomer finds a place; None for none.
+        """Return the sequence to pre-empt, so that a newcomer finds a seat; None for none.
 
         `holders`: running sequences and how much each has of what is short, of `capacity` in all;
         `wanted` is what the newcomer needs, with those of its tenant that were promised some.
@@ -95,7 +95,7 @@ class QueuePolicy(Protocol):
 
 
 class ArrivalOrder(QueuePolicy):
-    """First come, first served; a pre-empted sequence is back at its old place."""
+    """First come, first served; a pre-empted sequence is back at its old position."""
 
     def order(self, waiting: list[Sequence], now_s: float) -> list[Sequence]:
         """Oldest first."""

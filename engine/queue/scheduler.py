@@ -140,12 +140,12 @@ class Scheduler:
                 counts.num_computed_tokens += num_tokens
 
     def plan_step(self, now_s: float) -> PassPlan:
-        """Free places that waiting sequences have a claim to, then plan the large pass."""
+        """Free seats that waiting sequences have a claim to, then plan the large pass."""
         self.preempt_for_waiting(now_s)
         return self.plan("large", now_s) if "large" in self.running else PassPlan()
 
     def preempt_for_waiting(self, now_s: float) -> None:
-        """Free a place for each tier whose waiting sequences may claim one, if all are taken.
+        """Free a seat for each tier whose waiting sequences may claim one, if all are taken.
 
         To be called once a step, before its first plan: what is planned already cannot give way.
         It also asks the policy for the step's throttle.
@@ -171,7 +171,7 @@ class Scheduler:
                     break
 
     def _next_of_each_tenant(self, tier: Tier, now_s: float) -> list[Sequence]:
-        """Return the waiting in the policy's order, without those that were promised a place."""
+        """Return the waiting in the policy's order, without those that were promised a seat."""
         candidates = [
             sequence
             for sequence in self.waiting
@@ -192,7 +192,7 @@ class Scheduler:
         if (throttle := self._rows.throttle) is not None and throttle.paused:
             running = [sequence for sequence in running if sequence not in throttle.paused]
         for sequence in running:
-            # an older sequence may have taken this one's place in this very loop
+            # an older sequence may have taken this one's seat in this very loop
             is_due = sequence.status is SequenceStatus.RUNNING and sequence.is_decoding
             if is_due and self._reserve(sequence, 1):
                 plan.decodes.append(sequence)
@@ -300,11 +300,11 @@ class Scheduler:
             self._policy.removed(newcomer)
 
     def gives_way_to(self, sequence: Sequence, newcomer: Sequence) -> bool:
-        """True if a running sequence would lose its place to a newcomer that needs one."""
+        """True if a running sequence would lose its seat to a newcomer that needs one."""
         return self._policy.gives_way_to(sequence, newcomer)
 
     def _num_promised(self, sequence: Sequence) -> int:
-        """Count how many places are kept for others."""
+        """Count how many seats are kept for others."""
         return sum(
             other is not sequence and other.status is SequenceStatus.WAITING
             for other in self._promised

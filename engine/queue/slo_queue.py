@@ -11,7 +11,7 @@ overload some requests are late then, and the others keep their pace. That is so
 were asked for; assumed ones only order the queue, and make batch give way.
 
 No sequence starves. One of every few starts is for sequences that were passed over for long, oldest
-first. A sequence is paused, or loses its place, a bounded number of times.
+first. A sequence is paused, or loses its seat, a bounded number of times.
 """
 
 import math
@@ -27,7 +27,7 @@ from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 from outrider.engine.ttft_predictor import ServiceTimes
 from outrider.verifier.params import Tier
 
-# A newcomer that has used up this share of its time, and still has no place, may take another's.
+# A newcomer that has used up this share of its time, and still has no seat, may take another's.
 _PRESSING_SHARE: Final = 0.5
 
 
@@ -59,7 +59,7 @@ class SloQueue(FairQueue):
         self._holds: dict[Tier, NewcomerHolds] = {}  # that have ended
 
     def attach(self, times: ServiceTimes, *, max_sequences: int) -> None:
-        """Go by these times, and leave batch its share of so many places."""
+        """Go by these times, and leave batch its share of so many seats."""
         self._deadlines.times = times
         self._max_batch_running = max(int(max_sequences * self._slo.batch_share), 1)
 
@@ -148,7 +148,7 @@ class SloQueue(FairQueue):
         )
 
     def _may_start(self, sequence: Sequence, now_s: float) -> bool:
-        """True if no urgent sequence would be delayed and batch leaves places to others."""
+        """True if no urgent sequence would be delayed and batch leaves seats to others."""
         is_batch = sequence in self._batch
         is_full = len(self._batch_running) >= self._max_batch_running
         if is_batch and is_full and self._num_here > len(self._batch):
@@ -235,7 +235,7 @@ class SloQueue(FairQueue):
         yield from queue
 
     def _rank(self, sequence: Sequence, now_s: float) -> tuple[int, float, int]:
-        """Lower starts earlier: begun and lost its place, in time, late; then batch likewise."""
+        """Lower starts earlier: begun and lost its seat, in time, late; then batch likewise."""
         number = sequence.arrival_number
         has_begun = sequence in self._charges
         if sequence in self._batch:
@@ -273,7 +273,7 @@ class SloQueue(FairQueue):
             self._paused_since_s.clear()
             return StepThrottle(paused=frozenset(), batch_prefill_s=least_s)
         paused: frozenset[Sequence] = frozenset()
-        # For one that has no place yet, it would only make all of them end later.
+        # For one that has no seat yet, it would only make all of them end later.
         if any(s.status is SequenceStatus.RUNNING for s in self._stated):
             paused = frozenset(s for s in self._batch_running if self._pauses(s, now_s))
         return StepThrottle(paused=paused, batch_prefill_s=0.0)
@@ -311,7 +311,7 @@ class SloQueue(FairQueue):
         return victim
 
     def gives_way_to(self, sequence: Sequence, newcomer: Sequence) -> bool:
-        """True if it is batch that may still lose its place, and the newcomer's tenant may ask."""
+        """True if it is batch that may still lose its seat, and the newcomer's tenant may ask."""
         num_displaced = self._batch.get(sequence)
         if num_displaced is None or num_displaced >= self._slo.max_displacements:
             return False
@@ -323,7 +323,7 @@ class SloQueue(FairQueue):
         return lead <= self._slo.max_lead_tokens
 
     def _is_pressing(self, newcomer: Sequence) -> bool:
-        """True if it has little time left, and enough to gain by a place."""
+        """True if it has little time left, and enough to gain by a seat."""
         ttft_s = newcomer.request.objective.ttft_s
         if newcomer not in self._stated or ttft_s is None or newcomer.first_token_s is not None:
             return False

@@ -30,7 +30,7 @@ def job(num_rows: int = 0, num_tokens: float = 10, num_blocks: int = 1) -> Remai
 # ---- the forecast ----------------------------------------------------------------------------
 
 
-def test_with_a_free_place_it_is_the_prompts_in_front_and_the_own_one() -> None:
+def test_with_a_free_seat_it_is_the_prompts_in_front_and_the_own_one() -> None:
     wait_s = predict_ttft_s(
         running=[job(num_rows=30), job()],
         ahead=[job(num_rows=50)],
@@ -42,7 +42,7 @@ def test_with_a_free_place_it_is_the_prompts_in_front_and_the_own_one() -> None:
     assert wait_s == pytest.approx(1.0)
 
 
-def test_places_become_free_as_answers_end() -> None:
+def test_seats_become_free_as_answers_end() -> None:
     def wait_s(num_ahead: int) -> float:
         return predict_ttft_s(
             running=[job(num_tokens=10), job(num_tokens=30)],
@@ -53,14 +53,14 @@ def test_places_become_free_as_answers_end() -> None:
             **TIMES,
         )
 
-    # The first place is free after 1 s, for one that takes 0.6 s; the second after 3 s.
+    # The first seat is free after 1 s, for one that takes 0.6 s; the second after 3 s.
     assert wait_s(0) == pytest.approx(1.1)
     assert wait_s(1) == pytest.approx(1.7)
     assert wait_s(2) == pytest.approx(2.3)
     assert wait_s(4) > 3.0
 
 
-def test_blocks_are_waited_for_like_places() -> None:
+def test_blocks_are_waited_for_like_seats() -> None:
     def wait_s(num_blocks: int) -> float:
         return predict_ttft_s(
             running=[job(num_tokens=20, num_blocks=6), job(num_tokens=50, num_blocks=6)],
@@ -237,7 +237,7 @@ def test_time_that_has_passed_since_arrival_counts() -> None:
     bench.drain()
 
 
-def test_batch_is_not_in_the_way_of_one_that_may_take_its_place() -> None:
+def test_batch_is_not_in_the_way_of_one_that_may_take_its_seat() -> None:
     bench = Bench(max_sequences=1)
     for number in range(3):
         request = make_request(f"batch{number}", random_prompt(50, seed=90 + number))

@@ -31,7 +31,7 @@ from tests.laws.mixed import mixed_requests
 from tests.laws.same_answers import plainly
 
 
-class Place(Simulation):
+class TenantSimulation(Simulation):
     """A simulated engine whose requests have tenants."""
 
     def __init__(self, *, large: int = 400, small: int = 400, **config: Any) -> None:
@@ -94,98 +94,98 @@ class Place(Simulation):
 
 
 def test_one_tenant_is_served_in_the_order_of_arrival() -> None:
-    place = Place()
-    asked = [place.ask("a", num_prompt=n) for n in (30, 3, 20, 5)]
-    assert list(place.queue.order(list(reversed(asked)), 0.0)) == asked
+    simulation = TenantSimulation()
+    asked = [simulation.ask("a", num_prompt=n) for n in (30, 3, 20, 5)]
+    assert list(simulation.queue.order(list(reversed(asked)), 0.0)) == asked
 
 
 def test_tenants_take_turns_whoever_came_first() -> None:
-    place = Place()
+    simulation = TenantSimulation()
     for tenant in "aaaaaabb":
-        place.ask(tenant)
-    assert place.tenants() == "ababaaaa"
+        simulation.ask(tenant)
+    assert simulation.tenants() == "ababaaaa"
 
 
 def test_turns_are_counted_in_tokens() -> None:
-    place = Place()
+    simulation = TenantSimulation()
     for _ in range(2):
-        place.ask("a", num_prompt=100, max_tokens=10)
+        simulation.ask("a", num_prompt=100, max_tokens=10)
     for _ in range(8):
-        place.ask("b", num_prompt=12, max_tokens=10)
-    assert place.tenants() == "abbbbbabbb"
+        simulation.ask("b", num_prompt=12, max_tokens=10)
+    assert simulation.tenants() == "abbbbbabbb"
 
 
 def test_a_weight_is_a_multiple_of_the_share() -> None:
-    place = Place()
+    simulation = TenantSimulation()
     for _ in range(4):
-        place.ask("a")
+        simulation.ask("a")
     for _ in range(12):
-        place.ask("b", weight=3.0)
-    assert Counter(place.tenants()[:8]) == {"a": 2, "b": 6}
+        simulation.ask("b", weight=3.0)
+    assert Counter(simulation.tenants()[:8]) == {"a": 2, "b": 6}
 
 
 def test_an_idle_tenant_accumulates_no_credit() -> None:
-    place = Place(max_sequences=1)
-    place.ask("b")
-    place.run()
+    simulation = TenantSimulation(max_sequences=1)
+    simulation.ask("b")
+    simulation.run()
     for _ in range(20):
-        place.ask("a")
+        simulation.ask("a")
     for _ in range(60):
-        place.step()
-    num_before = len(place.started)
+        simulation.step()
+    num_before = len(simulation.started)
     for _ in range(4):
-        place.ask("b")
-    place.run()
-    assert place.starts()[num_before:][:8] in ("abababab", "babababa")
+        simulation.ask("b")
+    simulation.run()
+    assert simulation.starts()[num_before:][:8] in ("abababab", "babababa")
 
 
 def test_a_long_running_answer_saves_no_claim_either() -> None:
     """Nothing of b waits while a is served, so b is not owed anything afterwards."""
-    place = Place(max_sequences=2)
-    place.ask("b", max_tokens=100)
+    simulation = TenantSimulation(max_sequences=2)
+    simulation.ask("b", max_tokens=100)
     for _ in range(20):
-        place.ask("a", max_tokens=2)
-        while len(place.live) > 1:
-            place.step()
-    assert "b1" in place.live
+        simulation.ask("a", max_tokens=2)
+        while len(simulation.live) > 1:
+            simulation.step()
+    assert "b1" in simulation.live
     for tenant in "aaaabbbb":
-        place.ask(tenant)
-    assert place.tenants() in ("abababab", "babababa")
+        simulation.ask(tenant)
+    assert simulation.tenants() in ("abababab", "babababa")
 
 
 def test_an_answer_that_ended_early_is_not_paid_for() -> None:
-    place = Place(max_sequences=1)
-    place.ask("a", max_tokens=100)
-    place.step()
+    simulation = TenantSimulation(max_sequences=1)
+    simulation.ask("a", max_tokens=100)
+    simulation.step()
     for tenant in "bbba":
-        place.ask(tenant, num_prompt=40, max_tokens=1)
-    assert place.tenants() == "bbba"
-    place.abort("a1")  # it has had its prompt computed, and a token
-    assert place.tenants() == "babb"
+        simulation.ask(tenant, num_prompt=40, max_tokens=1)
+    assert simulation.tenants() == "bbba"
+    simulation.abort("a1")  # it has had its prompt computed, and a token
+    assert simulation.tenants() == "babb"
 
 
 def test_answers_are_expected_to_be_as_long_as_the_ones_before() -> None:
-    place = Place()
+    simulation = TenantSimulation()
     for _ in range(60):
-        place.ask("a", num_prompt=1, max_tokens=3)
-        place.run()
-        place.ask("b", num_prompt=1, max_tokens=20)
-        place.run()
-    place.started.clear()
+        simulation.ask("a", num_prompt=1, max_tokens=3)
+        simulation.run()
+        simulation.ask("b", num_prompt=1, max_tokens=20)
+        simulation.run()
+    simulation.started.clear()
     # b's limit is lower now, but everybody has had about the same answer so far
     for _ in range(3):
-        place.ask("a", num_prompt=10, max_tokens=1000)
-        place.ask("b", num_prompt=10, max_tokens=15)
-    assert place.tenants() == "ababab"
+        simulation.ask("a", num_prompt=10, max_tokens=1000)
+        simulation.ask("b", num_prompt=10, max_tokens=15)
+    assert simulation.tenants() == "ababab"
 
 
 def test_tiers_are_queues_of_their_own() -> None:
-    place = Place()
-    place.ask("a", num_prompt=300, tier="small")
-    place.step()
-    place.ask("a")
-    place.ask("b")
-    assert place.tenants() == "ab"
+    simulation = TenantSimulation()
+    simulation.ask("a", num_prompt=300, tier="small")
+    simulation.step()
+    simulation.ask("a")
+    simulation.ask("b")
+    assert simulation.tenants() == "ab"
 
 
 @pytest.mark.slow
@@ -194,165 +194,167 @@ def test_tiers_are_queues_of_their_own() -> None:
 def test_no_tenant_with_work_falls_behind_by_more_than_two_requests(seed: int) -> None:
     """The bound of start-time fair queueing, over any stretch in which all have work waiting."""
     rng = random.Random(seed)
-    place = Place(large=4000, max_sequences=1, max_tokens_per_step=10_000)
+    simulation = TenantSimulation(large=4000, max_sequences=1, max_tokens_per_step=10_000)
     weights = {name: rng.choice([0.5, 1.0, 2.0]) for name in "abc"[: rng.randrange(2, 4)]}
     costs = []
     for tenant, weight in weights.items():
         for _ in range(20):
             num_prompt, max_tokens = rng.randrange(1, 60), rng.randrange(1, 30)
-            place.ask(tenant, num_prompt=num_prompt, max_tokens=max_tokens, weight=weight)
+            simulation.ask(tenant, num_prompt=num_prompt, max_tokens=max_tokens, weight=weight)
             costs.append((num_prompt + max_tokens) / weight)
     served = dict.fromkeys(weights, 0.0)
     lengths = {name: len(s.token_ids) + s.request.sampling.max_tokens
-               for name, s in place.live.items()}  # fmt: skip
-    while all(any(s.request.tenant == name for s in place.scheduler.waiting) for name in weights):
-        num_finished = len(place.finished)
-        place.step()
-        for name in place.finished[num_finished:]:
+               for name, s in simulation.live.items()}  # fmt: skip
+    while all(
+        any(s.request.tenant == name for s in simulation.scheduler.waiting) for name in weights
+    ):
+        num_finished = len(simulation.finished)
+        simulation.step()
+        for name in simulation.finished[num_finished:]:
             served[name[0]] += lengths[name] / weights[name[0]]
         # one that runs is not counted yet, and one that has just begun is ahead
         assert max(served.values()) - min(served.values()) <= 2 * max(costs) + 1
-    place.run()
-    place.assert_empty()
+    simulation.run()
+    simulation.assert_empty()
 
 
 # ---- priorities ------------------------------------------------------------------------------
 
 
 def test_priorities_go_before_turns_and_arrival() -> None:
-    place = Place()
-    place.ask("a", priority=LOW)
-    place.ask("a")
-    place.ask("b")
-    place.ask("a", priority=HIGH)
-    order = list(place.queue.order(list(place.scheduler.waiting), 0.0))
+    simulation = TenantSimulation()
+    simulation.ask("a", priority=LOW)
+    simulation.ask("a")
+    simulation.ask("b")
+    simulation.ask("a", priority=HIGH)
+    order = list(simulation.queue.order(list(simulation.scheduler.waiting), 0.0))
     assert [s.request.priority for s in order] == [HIGH, NORMAL, NORMAL, LOW]
 
 
 def test_batch_work_comes_after_what_arrives_later() -> None:
-    place = Place()
-    batch = place.ask("a", objective=LatencyObjective(is_batch=True))
-    late = place.ask("a", submitted_s=5.0, objective=LatencyObjective(ttft_s=5.0))
-    urgent = place.ask("a", submitted_s=5.0, objective=LatencyObjective(ttft_s=0.1))
-    waiting = list(place.scheduler.waiting)
-    assert list(place.queue.order(waiting, 5.0)) == [late, urgent, batch]
-    assert list(place.queue.order(waiting, 12.0)) == [batch, late, urgent]
+    simulation = TenantSimulation()
+    batch = simulation.ask("a", objective=LatencyObjective(is_batch=True))
+    late = simulation.ask("a", submitted_s=5.0, objective=LatencyObjective(ttft_s=5.0))
+    urgent = simulation.ask("a", submitted_s=5.0, objective=LatencyObjective(ttft_s=0.1))
+    waiting = list(simulation.scheduler.waiting)
+    assert list(simulation.queue.order(waiting, 5.0)) == [late, urgent, batch]
+    assert list(simulation.queue.order(waiting, 12.0)) == [batch, late, urgent]
 
 
 def test_waiting_long_enough_raises_the_priority() -> None:
-    place = Place()
-    low = place.ask("a", priority=LOW)
-    normal = place.ask("a", submitted_s=15.0)
-    high = place.ask("a", submitted_s=15.0, priority=HIGH)
+    simulation = TenantSimulation()
+    low = simulation.ask("a", priority=LOW)
+    normal = simulation.ask("a", submitted_s=15.0)
+    high = simulation.ask("a", submitted_s=15.0, priority=HIGH)
     waiting = [low, normal, high]
-    assert list(place.queue.order(waiting, 9.0)) == [high, normal, low]
-    assert list(place.queue.order(waiting, 16.0)) == [high, low, normal]
-    assert list(place.queue.order(waiting, 21.0)) == [low, high, normal]
+    assert list(simulation.queue.order(waiting, 9.0)) == [high, normal, low]
+    assert list(simulation.queue.order(waiting, 16.0)) == [high, low, normal]
+    assert list(simulation.queue.order(waiting, 21.0)) == [low, high, normal]
 
 
 def test_priority_is_served_sooner_but_not_more() -> None:
     """A tenant whose requests all are urgent leads by a few of them, then takes turns."""
-    place = Place()
+    simulation = TenantSimulation()
     for _ in range(20):
-        place.ask("a", num_prompt=40, priority=HIGH)  # 50 tokens each, the lead is 200
+        simulation.ask("a", num_prompt=40, priority=HIGH)  # 50 tokens each, the lead is 200
     for _ in range(8):
-        place.ask("b", num_prompt=40)
-    order = place.tenants()
+        simulation.ask("b", num_prompt=40)
+    order = simulation.tenants()
     assert order[:5] == "aaaaa"
     assert order.index("b") == 5
     assert order[5:15].count("b") >= 5
 
 
 def test_low_priority_requests_start_despite_urgent_ones() -> None:
-    place = Place(max_sequences=1)
-    place.ask("b", priority=LOW)
+    simulation = TenantSimulation(max_sequences=1)
+    simulation.ask("b", priority=LOW)
     for _ in range(30):
-        place.ask("a", priority=HIGH)
+        simulation.ask("a", priority=HIGH)
     for step in range(400):
         now_s = step * 1.0
-        place.scheduler.preempt_for_waiting(now_s)
-        place.compute(place.scheduler.plan("large", now_s))
-        if "b1" in place.finished:
+        simulation.scheduler.preempt_for_waiting(now_s)
+        simulation.compute(simulation.scheduler.plan("large", now_s))
+        if "b1" in simulation.finished:
             break
-    assert 1 < len(place.finished) < 31, "it waited, but not to the end"
+    assert 1 < len(simulation.finished) < 31, "it waited, but not to the end"
 
 
-# ---- places ----------------------------------------------------------------------------------
+# ---- seats -----------------------------------------------------------------------------------
 
 
 def test_a_tenant_without_a_place_gets_one_from_the_tenant_with_all() -> None:
-    place = Place(max_sequences=4)
+    simulation = TenantSimulation(max_sequences=4)
     for _ in range(8):
-        place.ask("a", max_tokens=30)
-    place.step()
-    place.step()
-    running = place.scheduler.running["large"]
+        simulation.ask("a", max_tokens=30)
+    simulation.step()
+    simulation.step()
+    running = simulation.scheduler.running["large"]
     assert [s.request.tenant for s in running] == list("aaaa")
     latest = max(running, key=lambda s: s.arrival_number)
     for _ in range(4):
-        place.ask("b", max_tokens=30)
-    place.step()
+        simulation.ask("b", max_tokens=30)
+    simulation.step()
     assert Counter(s.request.tenant for s in running) == {"a": 3, "b": 1}
     assert latest.status is SequenceStatus.WAITING
     for _ in range(5):
-        place.step()
+        simulation.step()
     assert Counter(s.request.tenant for s in running) == {"a": 2, "b": 2}  # and no more
-    place.run()
-    assert max(s.num_preemptions for s in place.all_of("a")) == 1
-    assert all(s.num_preemptions == 0 for s in place.all_of("b"))
-    place.assert_empty()
+    simulation.run()
+    assert max(s.num_preemptions for s in simulation.all_of("a")) == 1
+    assert all(s.num_preemptions == 0 for s in simulation.all_of("b"))
+    simulation.assert_empty()
 
 
 def test_the_same_answer_gives_way_once_at_most() -> None:
-    place = Place(max_sequences=2)
+    simulation = TenantSimulation(max_sequences=2)
     for _ in range(2):
-        place.ask("a", max_tokens=90)
-    place.step()
+        simulation.ask("a", max_tokens=90)
+    simulation.step()
     for _ in range(5):
-        newcomer = place.ask("b", max_tokens=2)
+        newcomer = simulation.ask("b", max_tokens=2)
         for _ in range(12):
-            place.step()
-        displaced = [s.num_preemptions for s in place.all_of("a")]
+            simulation.step()
+        displaced = [s.num_preemptions for s in simulation.all_of("a")]
     assert displaced == [1, 1]
     assert newcomer.status is SequenceStatus.WAITING  # the fifth waits for its turn
-    place.run()
-    place.assert_empty()
+    simulation.run()
+    simulation.assert_empty()
 
 
 def test_answers_of_the_other_tier_are_preempted_as_well() -> None:
-    place = Place(max_sequences=3)
+    simulation = TenantSimulation(max_sequences=3)
     for _ in range(6):
-        place.ask("a", max_tokens=30)
-    place.step()
-    place.ask("b", tier="small", max_tokens=30)
-    place.step()
-    assert [s.request.tenant for s in place.scheduler.running["small"]] == ["b"]
-    place.run()
-    place.assert_empty()
+        simulation.ask("a", max_tokens=30)
+    simulation.step()
+    simulation.ask("b", tier="small", max_tokens=30)
+    simulation.step()
+    assert [s.request.tenant for s in simulation.scheduler.running["small"]] == ["b"]
+    simulation.run()
+    simulation.assert_empty()
 
 
 def test_no_preemption_within_a_tenant_or_beyond_its_share() -> None:
-    for tenants, num_places in (("a", 3), ("abcd", 3), ("ab", 1)):
-        place = Place(max_sequences=num_places)
+    for tenants, num_seats in (("a", 3), ("abcd", 3), ("ab", 1)):
+        simulation = TenantSimulation(max_sequences=num_seats)
         for _ in range(6):
             for tenant in tenants:
-                place.ask(tenant, max_tokens=30)
-        place.run()
-        assert not any(s.num_preemptions for s in place.everybody)
+                simulation.ask(tenant, max_tokens=30)
+        simulation.run()
+        assert not any(s.num_preemptions for s in simulation.everybody)
 
 
-def test_blocks_are_shared_like_places() -> None:
-    place = Place(large=24, max_sequences=64)
+def test_blocks_are_shared_like_seats() -> None:
+    simulation = TenantSimulation(large=24, max_sequences=64)
     for _ in range(6):
-        place.ask("a", num_prompt=12, max_tokens=8)
-    place.step()
-    num_before = len(place.scheduler.running["large"])
-    newcomer = place.ask("b", num_prompt=28, max_tokens=4)
-    place.step()
+        simulation.ask("a", num_prompt=12, max_tokens=8)
+    simulation.step()
+    num_before = len(simulation.scheduler.running["large"])
+    newcomer = simulation.ask("b", num_prompt=28, max_tokens=4)
+    simulation.step()
     assert newcomer.status is SequenceStatus.RUNNING
-    assert len([s for s in place.scheduler.running["large"] if s is not newcomer]) < num_before
-    place.run()
-    place.assert_empty()
+    assert len([s for s in simulation.scheduler.running["large"] if s is not newcomer]) < num_before
+    simulation.run()
+    simulation.assert_empty()
 
 
 @pytest.mark.slow
@@ -367,7 +369,7 @@ def test_whatever_tenants_do_every_request_ends_and_nothing_is_left(
     seed: int, blocks: int, max_sequences: int, max_tokens_per_step: int
 ) -> None:
     rng = random.Random(seed)
-    place = Place(
+    simulation = TenantSimulation(
         large=blocks,
         small=blocks,
         max_sequences=max_sequences,
@@ -378,7 +380,7 @@ def test_whatever_tenants_do_every_request_ends_and_nothing_is_left(
     for _ in range(rng.randrange(1, 24)):
         num_prompt = rng.randrange(1, CAPACITY - 2)
         tenant = rng.choice("aaabc")
-        sequence = place.ask(
+        sequence = simulation.ask(
             tenant,
             num_prompt=num_prompt,
             max_tokens=rng.randrange(1, CAPACITY - num_prompt + 1),
@@ -388,19 +390,19 @@ def test_whatever_tenants_do_every_request_ends_and_nothing_is_left(
         )
         expected.add(sequence.request_id)
         for _ in range(rng.choice([0, 0, 1, 3])):
-            place.step()
-        if place.live and rng.random() < 0.2:
-            victim = rng.choice(sorted(place.live))
-            place.abort(victim)
+            simulation.step()
+        if simulation.live and rng.random() < 0.2:
+            victim = rng.choice(sorted(simulation.live))
+            simulation.abort(victim)
             expected.discard(victim)
-        if place.live and rng.random() < 0.2:
-            moved = rng.choice(sorted(place.live))
-            place.switch(moved, "small" if place.live[moved].tier == "large" else "large")
-    place.run()
-    assert expected <= set(place.finished)
-    place.assert_empty()
-    assert not place.queue._charges
-    assert all(not books.accounts for books in place.queue._books.values())
+        if simulation.live and rng.random() < 0.2:
+            moved = rng.choice(sorted(simulation.live))
+            simulation.switch(moved, "small" if simulation.live[moved].tier == "large" else "large")
+    simulation.run()
+    assert expected <= set(simulation.finished)
+    simulation.assert_empty()
+    assert not simulation.queue._charges
+    assert all(not books.accounts for books in simulation.queue._books.values())
 
 
 # ---- the waiting room ------------------------------------------------------------------------
@@ -477,8 +479,10 @@ def test_a_displaced_answer_goes_on_where_it_was() -> None:
 
 
 def test_arrival_order_is_still_there() -> None:
-    place = Place()
-    asked = [place.ask(tenant, priority=priority) for tenant, priority in (("a", -1), ("b", 1))]
+    simulation = TenantSimulation()
+    asked = [
+        simulation.ask(tenant, priority=priority) for tenant, priority in (("a", -1), ("b", 1))
+    ]
     order = ArrivalOrder()
     assert list(order.order(list(reversed(asked)), 0.0)) == asked
     assert not order.may_displace

@@ -30,7 +30,7 @@ def soon(
     return LatencyObjective(ttft_s=ttft_s, inter_token_s=inter_token_s, is_assumed=is_assumed)
 
 
-class Place(Simulation):
+class TimedSimulation(Simulation):
     """A simulated engine with a clock, whose requests have objectives. A step is `step_s`."""
 
     def __init__(
@@ -104,91 +104,91 @@ class Place(Simulation):
 
 def test_without_objectives_it_is_the_fair_queue() -> None:
     rng = random.Random(3)
-    place = Place()
+    simulation = TimedSimulation()
     for _ in range(40):
-        place.ask(
+        simulation.ask(
             tenant=rng.choice("abc"),
             num_prompt=rng.randrange(1, 60),
             priority=rng.choice([LOW, NORMAL, HIGH]),
             weight=rng.choice([1.0, 3.0]),
         )
     fair = FairQueue()
-    for sequence in place.scheduler.waiting:
+    for sequence in simulation.scheduler.waiting:
         fair.added(sequence)
-    assert not place.queue.has_objectives
+    assert not simulation.queue.has_objectives
     for now_s in (0.0, 35.0, 70.0):
-        expected = list(fair.order(list(place.scheduler.waiting), now_s))
-        assert list(place.queue.order(list(place.scheduler.waiting), now_s)) == expected
-    assert place.queue.step_throttle(0.0) is None
+        expected = list(fair.order(list(simulation.scheduler.waiting), now_s))
+        assert list(simulation.queue.order(list(simulation.scheduler.waiting), now_s)) == expected
+    assert simulation.queue.step_throttle(0.0) is None
 
 
 def test_the_least_slack_starts_first_and_a_longer_prompt_has_less() -> None:
-    place = Place()
-    relaxed, urgent = place.ask(soon(5.0)), place.ask(soon(1.0))
-    unstated = place.ask()  # as if it wanted 10 s
-    assert place.order() == [urgent, relaxed, unstated]
-    place.scheduler.note_pass("large", num_rows=100, elapsed_s=1.0)  # 10 ms a row
-    long = place.ask(soon(5.0), num_prompt=380)
-    assert place.order() == [long, urgent, relaxed, unstated]
+    simulation = TimedSimulation()
+    relaxed, urgent = simulation.ask(soon(5.0)), simulation.ask(soon(1.0))
+    unstated = simulation.ask()  # as if it wanted 10 s
+    assert simulation.order() == [urgent, relaxed, unstated]
+    simulation.scheduler.note_pass("large", num_rows=100, elapsed_s=1.0)  # 10 ms a row
+    long = simulation.ask(soon(5.0), num_prompt=380)
+    assert simulation.order() == [long, urgent, relaxed, unstated]
 
 
 def test_one_that_cannot_make_it_lets_those_pass_that_can() -> None:
-    place = Place()
-    late = place.ask(soon(1.0))
-    place.now_s = 1.5
-    in_time, unstated = place.ask(soon(1.0)), place.ask()
-    assert place.order() == [in_time, unstated, late]
+    simulation = TimedSimulation()
+    late = simulation.ask(soon(1.0))
+    simulation.now_s = 1.5
+    in_time, unstated = simulation.ask(soon(1.0)), simulation.ask()
+    assert simulation.order() == [in_time, unstated, late]
 
 
 def test_the_late_are_not_passed_over_for_ever() -> None:
-    place = Place(max_sequences=1)
-    late = [place.ask(soon(1.0), max_tokens=2) for _ in range(3)]
-    place.now_s = 25.0
+    simulation = TimedSimulation(max_sequences=1)
+    late = [simulation.ask(soon(1.0), max_tokens=2) for _ in range(3)]
+    simulation.now_s = 25.0
     started = []
     for _ in range(30):  # more than it can serve
-        newcomers = [place.ask(soon(1.0), max_tokens=2) for _ in range(2)]
-        place.step()
+        newcomers = [simulation.ask(soon(1.0), max_tokens=2) for _ in range(2)]
+        simulation.step()
         started += [s for s in (*late, *newcomers) if s.status is SequenceStatus.RUNNING]
-    places = [place.started.index(sequence.request_id) for sequence in late]
-    assert places == [3, 7, 11]  # one start of four, the oldest first
+    starts = [simulation.started.index(sequence.request_id) for sequence in late]
+    assert starts == [3, 7, 11]  # one start of four, the oldest first
 
 
 def test_batch_waits_while_anybody_else_waits_but_not_for_ever() -> None:
-    place = Place()
-    batch = place.ask(BATCH)
-    unstated, urgent = place.ask(), place.ask(soon(1.0))
-    other = place.ask(tenant="u")
-    assert place.order()[-1] is batch
-    place.now_s = 70.0
-    newer = [place.ask(soon(5.0)) for _ in range(5)]
-    order = place.order()
+    simulation = TimedSimulation()
+    batch = simulation.ask(BATCH)
+    unstated, urgent = simulation.ask(), simulation.ask(soon(1.0))
+    other = simulation.ask(tenant="u")
+    assert simulation.order()[-1] is batch
+    simulation.now_s = 70.0
+    newer = [simulation.ask(soon(5.0)) for _ in range(5)]
+    order = simulation.order()
     assert {unstated, urgent, other, *newer} < set(order)
     assert order.index(batch) < len(order) - 1
 
 
 def test_between_tenants_fairness_decides() -> None:
-    place = Place()
-    hers = [place.ask(soon(0.2), tenant="a") for _ in range(4)]
-    his = [place.ask(tenant="b") for _ in range(2)]
-    order = place.order()
+    simulation = TimedSimulation()
+    hers = [simulation.ask(soon(0.2), tenant="a") for _ in range(4)]
+    his = [simulation.ask(tenant="b") for _ in range(2)]
+    order = simulation.order()
     assert [sequence.request.tenant for sequence in order] == ["a", "b", "a", "b", "a", "a"]
     assert order == [hers[0], his[0], hers[1], his[1], hers[2], hers[3]]
 
 
-def test_batch_leaves_places_to_others() -> None:
-    place = Place(max_sequences=4)
-    place.ask(max_tokens=30)
-    batch = [place.ask(BATCH, max_tokens=30) for _ in range(5)]
-    place.step()
-    assert sum(s.status is SequenceStatus.RUNNING for s in batch) == 2  # half of the places
-    place.run()
-    place.assert_forgotten()
+def test_batch_leaves_seats_to_others() -> None:
+    simulation = TimedSimulation(max_sequences=4)
+    simulation.ask(max_tokens=30)
+    batch = [simulation.ask(BATCH, max_tokens=30) for _ in range(5)]
+    simulation.step()
+    assert sum(s.status is SequenceStatus.RUNNING for s in batch) == 2  # half of the seats
+    simulation.run()
+    simulation.assert_forgotten()
 
 
-def test_batch_alone_takes_all_places() -> None:
-    place = Place(max_sequences=4)
-    batch = [place.ask(BATCH, max_tokens=30) for _ in range(5)]
-    place.step()
+def test_batch_alone_takes_all_seats() -> None:
+    simulation = TimedSimulation(max_sequences=4)
+    batch = [simulation.ask(BATCH, max_tokens=30) for _ in range(5)]
+    simulation.step()
     assert sum(s.status is SequenceStatus.RUNNING for s in batch) == 4
 
 
@@ -196,186 +196,187 @@ def test_batch_alone_takes_all_places() -> None:
 
 
 def test_batch_stands_still_while_an_answer_is_behind_and_gets_on_after_a_while() -> None:
-    place = Place(step_s=0.1)
-    batch = place.ask(BATCH, max_tokens=200)
-    place.step()
-    chat = place.ask(soon(5.0, inter_token_s=0.11), max_tokens=60)  # 0.088 is aimed at
+    simulation = TimedSimulation(step_s=0.1)
+    batch = simulation.ask(BATCH, max_tokens=200)
+    simulation.step()
+    chat = simulation.ask(soon(5.0, inter_token_s=0.11), max_tokens=60)  # 0.088 is aimed at
     written = []
     for _ in range(50):
-        place.step()
+        simulation.step()
         written.append(batch.num_output_tokens)
     assert chat.num_output_tokens > 45
     moved = [step for step, (a, b) in enumerate(pairwise(written)) if b > a]
     assert 1 <= len(moved) <= 6
-    place.run()
-    place.assert_forgotten()
+    simulation.run()
+    simulation.assert_forgotten()
 
 
 def test_batch_is_not_held_back_for_an_answer_that_is_late_anyway() -> None:
-    place = Place(step_s=0.1)
-    batch = place.ask(BATCH, max_tokens=60)
-    place.step()
-    place.ask(soon(5.0, inter_token_s=0.02), max_tokens=10)
+    simulation = TimedSimulation(step_s=0.1)
+    batch = simulation.ask(BATCH, max_tokens=60)
+    simulation.step()
+    simulation.ask(soon(5.0, inter_token_s=0.02), max_tokens=10)
     for _ in range(12):
-        place.step()
+        simulation.step()
     assert batch.num_output_tokens >= 11
 
 
 def test_newcomers_with_time_left_wait_for_answers_that_are_behind() -> None:
-    place = Place(step_s=0.1)
-    place.ask(soon(5.0, inter_token_s=0.11), max_tokens=100)
-    place.step()
-    place.step()
-    newcomer, unstated = place.ask(soon(3.0)), place.ask()
-    begun_s = place.now_s
+    simulation = TimedSimulation(step_s=0.1)
+    simulation.ask(soon(5.0, inter_token_s=0.11), max_tokens=100)
+    simulation.step()
+    simulation.step()
+    newcomer, unstated = simulation.ask(soon(3.0)), simulation.ask()
+    begun_s = simulation.now_s
     while newcomer.status is SequenceStatus.WAITING:
-        assert unstated.status is not SequenceStatus.WAITING or place.now_s == begun_s
-        place.step()
-    assert 2.0 < place.now_s - begun_s < 3.0  # a fifth of its time is kept in hand
+        assert unstated.status is not SequenceStatus.WAITING or simulation.now_s == begun_s
+        simulation.step()
+    assert 2.0 < simulation.now_s - begun_s < 3.0  # a fifth of its time is kept in hand
     assert newcomer.first_token_s is not None
     assert newcomer.first_token_s <= begun_s + 3.0
 
 
 def test_nobody_is_held_back_for_what_nobody_asked_for() -> None:
-    place = Place(step_s=0.1)
-    slow_in_company(place)
-    behind = place.ask(soon(5.0, inter_token_s=0.11, is_assumed=True), max_tokens=100)
-    place.step()
-    place.step()
-    newcomer = place.ask(soon(3.0, 0.02, is_assumed=True))
-    batch = place.ask(BATCH, max_tokens=50)
-    place.step()
+    simulation = TimedSimulation(step_s=0.1)
+    slow_in_company(simulation)
+    behind = simulation.ask(soon(5.0, inter_token_s=0.11, is_assumed=True), max_tokens=100)
+    simulation.step()
+    simulation.step()
+    newcomer = simulation.ask(soon(3.0, 0.02, is_assumed=True))
+    batch = simulation.ask(BATCH, max_tokens=50)
+    simulation.step()
     assert newcomer.status is not SequenceStatus.WAITING
-    place.step()
-    place.step()
+    simulation.step()
+    simulation.step()
     assert behind.num_output_tokens >= 4
     assert batch.num_output_tokens <= 1, "batch gives way all the same"
-    place.run()
-    place.assert_forgotten()
+    simulation.run()
+    simulation.assert_forgotten()
 
 
 def test_batch_goes_on_beside_answers_that_are_ahead() -> None:
-    place = Place(step_s=0.1)
-    batch = place.ask(BATCH, max_tokens=30)
-    place.ask(soon(5.0, inter_token_s=0.3), max_tokens=60)
+    simulation = TimedSimulation(step_s=0.1)
+    batch = simulation.ask(BATCH, max_tokens=30)
+    simulation.ask(soon(5.0, inter_token_s=0.3), max_tokens=60)
     for _ in range(20):
-        place.step()
+        simulation.step()
     assert batch.num_output_tokens >= 18
 
 
 def test_a_batch_prompt_takes_no_more_of_a_pass_than_the_answers_beside_it_can_spare() -> None:
-    place = Place(step_s=0.01, max_tokens_per_step=1000)
-    place.scheduler.note_pass("large", num_rows=100, elapsed_s=0.1)  # 1 ms a row
-    chat = place.ask(soon(5.0, inter_token_s=0.1), max_tokens=60)
-    place.step()
-    place.step()
+    simulation = TimedSimulation(step_s=0.01, max_tokens_per_step=1000)
+    simulation.scheduler.note_pass("large", num_rows=100, elapsed_s=0.1)  # 1 ms a row
+    chat = simulation.ask(soon(5.0, inter_token_s=0.1), max_tokens=60)
+    simulation.step()
+    simulation.step()
     assert chat.num_output_tokens == 2
-    batch = place.ask(BATCH, num_prompt=300)
-    place.step()
+    batch = simulation.ask(BATCH, num_prompt=300)
+    simulation.step()
     # Two tokens came in 10 ms where 160 ms are aimed at; 10 ms of that for the step itself.
     assert batch.view.num_computed_tokens == pytest.approx(100, abs=60)
-    place.abort(batch.request_id)
-    batch = place.ask(BATCH, num_prompt=300)
-    place.now_s = chat.first_token_s + 0.225  # barely in time
-    place.step()
+    simulation.abort(batch.request_id)
+    batch = simulation.ask(BATCH, num_prompt=300)
+    simulation.now_s = chat.first_token_s + 0.225  # barely in time
+    simulation.step()
     assert batch.view.num_computed_tokens <= 20
-    place.run()
+    simulation.run()
 
 
 @pytest.mark.parametrize("objective", [BATCH, NO_OBJECTIVE, soon(8.0)])
 def test_the_prompt_with_the_least_time_left_is_computed_first(objective: LatencyObjective) -> None:
-    place = Place(max_tokens_per_step=12)
-    first = place.ask(objective, num_prompt=50)
-    place.step()
-    second = place.ask(soon(5.0), num_prompt=20)
+    simulation = TimedSimulation(max_tokens_per_step=12)
+    first = simulation.ask(objective, num_prompt=50)
+    simulation.step()
+    second = simulation.ask(soon(5.0), num_prompt=20)
     for _ in range(2):
-        place.step()
+        simulation.step()
     assert second.num_output_tokens == 1  # in chunks of 9 and 11
     assert first.view.num_computed_tokens == 12 + 3 + 1
-    place.run()
+    simulation.run()
 
 
 # ---- who gives way ---------------------------------------------------------------------------
 
 
-def full_of_batch(num_places: int = 3, **more: Any) -> tuple[Place, list[Sequence]]:
-    place = Place(max_sequences=num_places)
+def full_of_batch(num_seats: int = 3, **more: Any) -> tuple[TimedSimulation, list[Sequence]]:
+    simulation = TimedSimulation(max_sequences=num_seats)
     batch = [
-        place.ask(BATCH, max_tokens=100, num_prompt=10 * (3 - n), **more) for n in range(num_places)
+        simulation.ask(BATCH, max_tokens=100, num_prompt=10 * (3 - n), **more)
+        for n in range(num_seats)
     ]
-    place.step()
+    simulation.step()
     assert all(sequence.status is SequenceStatus.RUNNING for sequence in batch)
-    return place, batch
+    return simulation, batch
 
 
 def test_one_that_would_be_late_takes_the_place_of_the_batch_answer_that_costs_least() -> None:
-    place, batch = full_of_batch()
-    chat = place.ask(soon(1.0))
-    place.step()
+    simulation, batch = full_of_batch()
+    chat = simulation.ask(soon(1.0))
+    simulation.step()
     assert chat.status is SequenceStatus.WAITING  # there is time yet
-    place.now_s += 0.5
-    place.step()
+    simulation.now_s += 0.5
+    simulation.step()
     assert chat.status is SequenceStatus.RUNNING
     assert [sequence.num_preemptions for sequence in batch] == [0, 0, 1]
-    place.run()
-    place.assert_forgotten()
+    simulation.run()
+    simulation.assert_forgotten()
 
 
 def test_a_batch_answer_gives_way_so_often_and_no_more() -> None:
-    place, (batch,) = full_of_batch(1)
+    simulation, (batch,) = full_of_batch(1)
     for _ in range(6):
-        chat = place.ask(soon(1.0), max_tokens=2)
-        place.now_s += 0.6
+        chat = simulation.ask(soon(1.0), max_tokens=2)
+        simulation.now_s += 0.6
         for _ in range(4):
-            place.step()
+            simulation.step()
     assert batch.num_preemptions == CONFIG.max_displacements
     assert chat.status is SequenceStatus.WAITING
-    place.run()
-    place.assert_forgotten()
+    simulation.run()
+    simulation.assert_forgotten()
 
 
 @pytest.mark.parametrize("objective", [NO_OBJECTIVE, BATCH, LatencyObjective(inter_token_s=0.1)])
 def test_no_preemption_for_a_request_with_time_left(objective: LatencyObjective) -> None:
-    place, batch = full_of_batch()
-    place.ask(objective)
+    simulation, batch = full_of_batch()
+    simulation.ask(objective)
     for _ in range(8):
-        place.step()
+        simulation.step()
     assert not any(sequence.num_preemptions for sequence in batch)
 
 
 def test_no_preemption_for_a_request_that_is_late_anyway() -> None:
-    place, batch = full_of_batch()
-    place.ask(soon(1.0))
-    place.now_s += 1.5
-    place.step()
+    simulation, batch = full_of_batch()
+    simulation.ask(soon(1.0))
+    simulation.now_s += 1.5
+    simulation.step()
     assert not any(sequence.num_preemptions for sequence in batch)
 
 
 def test_interactive_answers_are_not_preempted() -> None:
-    place = Place(max_sequences=2)
-    running = [place.ask(soon(9.0), max_tokens=50), place.ask(max_tokens=50)]
-    place.step()
-    place.ask(soon(0.5))
+    simulation = TimedSimulation(max_sequences=2)
+    running = [simulation.ask(soon(9.0), max_tokens=50), simulation.ask(max_tokens=50)]
+    simulation.step()
+    simulation.ask(soon(0.5))
     for _ in range(4):
-        place.step()
+        simulation.step()
     assert not any(sequence.num_preemptions for sequence in running)
 
 
 def test_a_tenant_that_has_had_much_more_takes_no_place_of_anothers_batch() -> None:
     for served, num_preemptions in ((0.0, 1), (5000.0, 0)):
-        place, (batch,) = full_of_batch(1, tenant="poor", weight=10.0)
-        place.queue._books["large"].virtual_time = 0.0
-        chat = place.ask(soon(1.0), tenant="rich", num_prompt=20, weight=0.1)
-        place.queue._account(chat).served = served
-        place.now_s += 0.6
-        place.step()
+        simulation, (batch,) = full_of_batch(1, tenant="poor", weight=10.0)
+        simulation.queue._books["large"].virtual_time = 0.0
+        chat = simulation.ask(soon(1.0), tenant="rich", num_prompt=20, weight=0.1)
+        simulation.queue._account(chat).served = served
+        simulation.now_s += 0.6
+        simulation.step()
         assert batch.num_preemptions == num_preemptions
 
 
-def slow_in_company(place: Place) -> None:
-    """Teach the place that an answer takes 10 ms a token for each answer beside it."""
+def slow_in_company(simulation: TimedSimulation) -> None:
+    """Teach the simulation that an answer takes 10 ms a token for each answer beside it."""
     for number in (1, 2, 3, 4) * 50:
-        place.scheduler.times.pace.note(
+        simulation.scheduler.times.pace.note(
             num_answers=number, num_tokens=number, elapsed_s=0.01 * number
         )
 
@@ -384,14 +385,14 @@ def slow_in_company(place: Place) -> None:
 def test_no_newcomer_starts_that_would_make_answers_too_slow(
     inter_token_s: float, num_running: int
 ) -> None:
-    place = Place(step_s=0.001)
-    slow_in_company(place)
-    chats = [place.ask(soon(100.0, inter_token_s), max_tokens=50) for _ in range(5)]
-    place.step()
-    assert place.scheduler.num_running == num_running
-    place.run()
+    simulation = TimedSimulation(step_s=0.001)
+    slow_in_company(simulation)
+    chats = [simulation.ask(soon(100.0, inter_token_s), max_tokens=50) for _ in range(5)]
+    simulation.step()
+    assert simulation.scheduler.num_running == num_running
+    simulation.run()
     assert all(chat.num_output_tokens == 50 for chat in chats)
-    place.assert_forgotten()
+    simulation.assert_forgotten()
 
 
 @pytest.mark.parametrize("objective", [NO_OBJECTIVE, soon(5.0)])
@@ -399,104 +400,104 @@ def test_one_tenants_pace_holds_back_no_others_first_token_within_its_share(
     objective: LatencyObjective,
 ) -> None:
     """A pace just above the lone one held another tenant's first token for 1.2 s, not 0.17."""
-    place = Place(step_s=0.001)
-    slow_in_company(place)
+    simulation = TimedSimulation(step_s=0.001)
+    slow_in_company(simulation)
     for _ in range(2):  # 12.8 ms are aimed at, and two answers take 20
-        place.ask(soon(100.0, 0.016), tenant="pacer", max_tokens=50)
-    place.step()
-    assert place.scheduler.num_running == 1, "its own second answer waits"
-    others = [place.ask(objective, tenant="other", max_tokens=50) for _ in range(2)]
-    place.step()
+        simulation.ask(soon(100.0, 0.016), tenant="pacer", max_tokens=50)
+    simulation.step()
+    assert simulation.scheduler.num_running == 1, "its own second answer waits"
+    others = [simulation.ask(objective, tenant="other", max_tokens=50) for _ in range(2)]
+    simulation.step()
     assert others[0].num_output_tokens == 1
     assert others[1].status is SequenceStatus.WAITING, "that would be more than its share"
-    place.run()
-    place.assert_forgotten()
+    simulation.run()
+    simulation.assert_forgotten()
 
 
 def test_a_share_is_by_weight() -> None:
-    place = Place(step_s=0.001)
-    slow_in_company(place)
-    place.ask(soon(100.0, 0.016), tenant="pacer", max_tokens=50)
-    place.step()
-    others = [place.ask(tenant="other", weight=2.0, max_tokens=50) for _ in range(3)]
-    place.step()
+    simulation = TimedSimulation(step_s=0.001)
+    slow_in_company(simulation)
+    simulation.ask(soon(100.0, 0.016), tenant="pacer", max_tokens=50)
+    simulation.step()
+    others = [simulation.ask(tenant="other", weight=2.0, max_tokens=50) for _ in range(3)]
+    simulation.step()
     statuses = [other.status is SequenceStatus.RUNNING for other in others]
     assert statuses == [True, True, False]
-    place.run()
+    simulation.run()
 
 
 def test_batch_counts_beside_batch_but_not_beside_others() -> None:
-    place = Place(step_s=0.001)
-    slow_in_company(place)
-    place.ask(BATCH, max_tokens=50)
-    place.step()
-    chat = place.ask(soon(100.0, 0.02), max_tokens=50)  # alone it has 10 ms a token
-    more = place.ask(BATCH, max_tokens=50)
-    place.step()
+    simulation = TimedSimulation(step_s=0.001)
+    slow_in_company(simulation)
+    simulation.ask(BATCH, max_tokens=50)
+    simulation.step()
+    chat = simulation.ask(soon(100.0, 0.02), max_tokens=50)  # alone it has 10 ms a token
+    more = simulation.ask(BATCH, max_tokens=50)
+    simulation.step()
     assert chat.status is SequenceStatus.RUNNING
     assert more.status is SequenceStatus.WAITING
-    place.run()
+    simulation.run()
 
 
 def test_what_not_even_a_lone_answer_could_keep_holds_nothing_back() -> None:
-    place = Place(step_s=0.001)
-    slow_in_company(place)
-    chats = [place.ask(soon(100.0, 0.001), max_tokens=50) for _ in range(5)]
-    place.step()
+    simulation = TimedSimulation(step_s=0.001)
+    slow_in_company(simulation)
+    chats = [simulation.ask(soon(100.0, 0.001), max_tokens=50) for _ in range(5)]
+    simulation.step()
     assert all(chat.status is SequenceStatus.RUNNING for chat in chats)
 
 
 def test_one_that_was_passed_over_for_long_starts_beside_slow_answers() -> None:
-    place = Place(step_s=0.001)
-    slow_in_company(place)
-    place.ask(soon(100.0, 0.02), max_tokens=200)
-    place.step()
-    waiting = place.ask(soon(1.0, 0.02), max_tokens=2)
-    place.step()
+    simulation = TimedSimulation(step_s=0.001)
+    slow_in_company(simulation)
+    simulation.ask(soon(100.0, 0.02), max_tokens=200)
+    simulation.step()
+    waiting = simulation.ask(soon(1.0, 0.02), max_tokens=2)
+    simulation.step()
     assert waiting.status is SequenceStatus.WAITING
-    place.now_s += 1.0 + CONFIG.late_aging_s
-    place.step()
+    simulation.now_s += 1.0 + CONFIG.late_aging_s
+    simulation.step()
     assert waiting.status is not SequenceStatus.WAITING
 
 
 def test_the_time_that_newcomers_are_held_back_is_counted() -> None:
-    place = Place(step_s=0.001)
-    slow_in_company(place)
-    place.ask(soon(100.0, 0.02), max_tokens=200)
-    place.step()
-    assert place.queue.newcomer_holds("large") == NO_HOLDS
-    held = [place.ask(soon(1.0, 0.02), max_tokens=2) for _ in range(2)]
-    place.step()
-    since_s = place.now_s - place.step_s
-    assert place.queue.newcomer_holds("large") == NewcomerHolds(num_now=2)
-    place.now_s = since_s + 0.5
-    place.step()
-    found = place.queue.newcomer_holds("large")
+    simulation = TimedSimulation(step_s=0.001)
+    slow_in_company(simulation)
+    simulation.ask(soon(100.0, 0.02), max_tokens=200)
+    simulation.step()
+    assert simulation.queue.newcomer_holds("large") == NO_HOLDS
+    held = [simulation.ask(soon(1.0, 0.02), max_tokens=2) for _ in range(2)]
+    simulation.step()
+    since_s = simulation.now_s - simulation.step_s
+    assert simulation.queue.newcomer_holds("large") == NewcomerHolds(num_now=2)
+    simulation.now_s = since_s + 0.5
+    simulation.step()
+    found = simulation.queue.newcomer_holds("large")
     assert (found.num_now, found.num_ended) == (2, 0)
     assert found.seconds == pytest.approx(1.0)
-    place.abort(held.pop().request_id)  # it has gone after half a second
-    place.now_s = since_s + 1.0 + CONFIG.late_aging_s
-    place.step()
+    simulation.abort(held.pop().request_id)  # it has gone after half a second
+    simulation.now_s = since_s + 1.0 + CONFIG.late_aging_s
+    simulation.step()
     assert held[0].status is not SequenceStatus.WAITING
-    found = place.queue.newcomer_holds("large")
+    found = simulation.queue.newcomer_holds("large")
     assert (found.num_now, found.num_ended) == (0, 2)
     assert found.seconds == pytest.approx(0.5 + 1.0 + CONFIG.late_aging_s)
-    assert place.queue.newcomer_holds("small") == NO_HOLDS
-    place.run()
-    place.assert_forgotten()
+    assert simulation.queue.newcomer_holds("small") == NO_HOLDS
+    simulation.run()
+    simulation.assert_forgotten()
 
 
-def test_blocks_are_made_free_like_places() -> None:
-    place = Place(large=30, max_sequences=64)
-    batch = [place.ask(BATCH, num_prompt=30, max_tokens=8) for _ in range(3)]
-    place.step()
-    chat = place.ask(soon(1.0), num_prompt=40, max_tokens=4)
-    place.now_s += 0.6
-    place.step()
+def test_blocks_are_made_free_like_seats() -> None:
+    simulation = TimedSimulation(large=30, max_sequences=64)
+    batch = [simulation.ask(BATCH, num_prompt=30, max_tokens=8) for _ in range(3)]
+    simulation.step()
+    chat = simulation.ask(soon(1.0), num_prompt=40, max_tokens=4)
+    simulation.now_s += 0.6
+    simulation.step()
     assert chat.status is SequenceStatus.RUNNING
     assert sum(sequence.num_preemptions for sequence in batch) >= 1
-    place.run()
-    place.assert_forgotten()
+    simulation.run()
+    simulation.assert_forgotten()
 
 
 # ---- whatever comes ----------------------------------------------------------------------------
@@ -514,7 +515,7 @@ def test_whatever_is_asked_every_request_ends_and_nothing_is_left(
     seed: int, blocks: int, max_sequences: int, max_tokens_per_step: int
 ) -> None:
     rng = random.Random(seed)
-    place = Place(
+    simulation = TimedSimulation(
         large=blocks,
         small=blocks,
         max_sequences=max_sequences,
@@ -522,11 +523,11 @@ def test_whatever_is_asked_every_request_ends_and_nothing_is_left(
         step_s=rng.choice([0.01, 0.5, 5.0]),
     )
     if rng.random() < 0.5:
-        place.scheduler.note_pass("large", num_rows=100, elapsed_s=rng.choice([0.1, 10.0]))
+        simulation.scheduler.note_pass("large", num_rows=100, elapsed_s=rng.choice([0.1, 10.0]))
     expected: set[str] = set()
     for _ in range(rng.randrange(1, 24)):
         num_prompt = rng.randrange(1, CAPACITY - 2)
-        sequence = place.ask(
+        sequence = simulation.ask(
             rng.choice([NO_OBJECTIVE, BATCH, BATCH, soon(0.3), soon(2.0, 0.05), soon(30.0, 2.0)]),
             tenant=rng.choice("aab"),
             num_prompt=num_prompt,
@@ -536,27 +537,27 @@ def test_whatever_is_asked_every_request_ends_and_nothing_is_left(
         )
         expected.add(sequence.request_id)
         for _ in range(rng.choice([0, 0, 1, 3])):
-            place.step()
-        if place.live and rng.random() < 0.2:
-            victim = rng.choice(sorted(place.live))
-            place.abort(victim)
+            simulation.step()
+        if simulation.live and rng.random() < 0.2:
+            victim = rng.choice(sorted(simulation.live))
+            simulation.abort(victim)
             expected.discard(victim)
-        if place.live and rng.random() < 0.2:
-            moved = rng.choice(sorted(place.live))
-            place.switch(moved, "small" if place.live[moved].tier == "large" else "large")
-    place.run(max_steps=20_000)
-    assert expected <= set(place.finished)
-    place.assert_forgotten()
+        if simulation.live and rng.random() < 0.2:
+            moved = rng.choice(sorted(simulation.live))
+            simulation.switch(moved, "small" if simulation.live[moved].tier == "large" else "large")
+    simulation.run(max_steps=20_000)
+    assert expected <= set(simulation.finished)
+    simulation.assert_forgotten()
 
 
 @pytest.mark.slow
 def test_every_request_starts_under_a_flood() -> None:
     """More short chats than there is time for; batch and late ones still end."""
-    place = Place(max_sequences=4, step_s=0.5)
-    old = [place.ask(BATCH, max_tokens=6), place.ask(soon(0.6), max_tokens=6)]
+    simulation = TimedSimulation(max_sequences=4, step_s=0.5)
+    old = [simulation.ask(BATCH, max_tokens=6), simulation.ask(soon(0.6), max_tokens=6)]
     for _ in range(400):
         for _ in range(2):
-            place.ask(soon(1.5, 0.6), max_tokens=6)
-        place.step()
-    assert all(sequence.request_id in place.finished for sequence in old)
-    assert len(place.scheduler.waiting) > 50  # it was a flood
+            simulation.ask(soon(1.5, 0.6), max_tokens=6)
+        simulation.step()
+    assert all(sequence.request_id in simulation.finished for sequence in old)
+    assert len(simulation.scheduler.waiting) > 50  # it was a flood
