@@ -11,9 +11,9 @@ from outrider.verifier.params import SOURCES, Source
 # A node's sources as bits: several may have guessed the same token.
 SOURCE_BIT: Final[dict[Source, int]] = {source: 1 << bit for bit, source in enumerate(SOURCES)}
 
-# Beside them: the answer that was retracted at a change of tier has the same token here. In a
-# guess's evidence the same bit is `MODEL_SILENT` (draft/budget/calibration.py): never mix the two.
-RECALLED_BIT: Final = 1 << len(SOURCES)
+# Beside them: the answer that was retracted at a change of tier has the same token here. The bit
+# below it is `MODEL_SILENT` (draft/budget/calibration.py).
+RECALLED_BIT: Final = 2 << len(SOURCES)
 
 
 @dataclass(kw_only=True)

@@ -18,9 +18,8 @@ import numpy.typing as npt
 from outrider.kernels.cpu.tree_library import CalibrationTable
 from outrider.verifier.params import SOURCES
 
-# Beside the sources' bits, in a guess's evidence: the small model was asked at this place and did
-# not name the token. In a node's sources the same bit is `RECALLED_BIT` (verifier/token_tree.py):
-# never mix the two.
+# Beside the sources' bits, in a guess's evidence: the small model was asked at this position and
+# did not name the token. It is the highest bit of evidence: tables have a half with it.
 MODEL_SILENT: Final = 1 << len(SOURCES)
 
 BIN_EDGES: Final = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
@@ -151,8 +150,8 @@ class EdgeCalibration:
 
         def probability(confidence: float, sources: int, depth: int) -> float:
             # This runs for every guess of every sequence.
-            place = depth_class[depth if depth < _MAX_DEPTH else -1]
-            shifts = curves[(sources * _NUM_DEPTH_CLASSES + place) * 2 + is_greedy]
+            own_class = depth_class[depth if depth < _MAX_DEPTH else -1]
+            shifts = curves[(sources * _NUM_DEPTH_CLASSES + own_class) * 2 + is_greedy]
             shifted = confidence + shifts[bisect_right(edges, confidence)]
             if shifted > MOST_LIKELY:
                 return MOST_LIKELY
@@ -164,8 +163,8 @@ class EdgeCalibration:
         self, confidence: float, was_right: bool, *, sources: int, depth: int, is_greedy: bool
     ) -> None:
         """Learn from a guess whose parent was accepted."""
-        place = DEPTH_CLASS[min(depth, _MAX_DEPTH - 1)]
-        own = (sources * _NUM_DEPTH_CLASSES + place) * 2 + is_greedy
+        depth_class = DEPTH_CLASS[min(depth, _MAX_DEPTH - 1)]
+        own = (sources * _NUM_DEPTH_CLASSES + depth_class) * 2 + is_greedy
         index = bisect_right(BIN_EDGES, confidence)
         right, judged, sums = self._num_right, self._num_judged, self._sum_confidence
         for curve in (sources, _NUM_KINDS + own):

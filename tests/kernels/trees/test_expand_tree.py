@@ -96,7 +96,6 @@ def test_chances_that_are_no_numbers_name_nothing(kernels: None, device: torch.d
 
 
 def test_the_recalled_bit_is_no_evidence(kernels: None, device: torch.device) -> None:
-    # It has the place that `MODEL_SILENT` has among the evidence.
     growth = Growth.begin(1, device, num_sequences=1, width=2, branching=1, has_text=False)
     state = growth.state
     state.frontier[:] = 0
