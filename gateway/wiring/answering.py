@@ -4,7 +4,7 @@ from functools import partial
 
 from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.candidates.local_candidate import LocalParts
-from outrider.gateway.answering.candidates.local_responder import LocalLoad
+from outrider.gateway.answering.candidates.local_load import LocalLoad
 from outrider.gateway.answering.candidates.planner import Planner
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls
 from outrider.gateway.answering.jobs.jobs import JobBuilder

@@ -10,7 +10,8 @@ import msgspec
 from outrider.engine.errors import EngineError
 from outrider.gateway.answering.candidates.failures import after_failure, is_passing
 from outrider.gateway.answering.candidates.fallback import StartTimeout, unbounded
-from outrider.gateway.answering.candidates.local_responder import LocalLoad, LocalResponder, Writing
+from outrider.gateway.answering.candidates.local_load import LocalLoad
+from outrider.gateway.answering.candidates.local_responder import LocalResponder, Writing
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.jobs.jobs import JobBuilder

@@ -35,8 +35,7 @@ from outrider.gateway.contract.answers.responder import (
 )
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.kinds import Endpoint
-from outrider.gateway.contract.schema.long_bodies import yield_if_long
-from outrider.gateway.contract.schema.parsing import RequestJson
+from outrider.gateway.contract.schema.parsing import RequestJson, yield_if_long
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.router.policy import RoutePolicy
 

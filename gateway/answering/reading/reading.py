@@ -48,8 +48,11 @@ from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.completions import CompletionRequest
 from outrider.gateway.contract.schema.envelope import ReadRequest, read_request
 from outrider.gateway.contract.schema.kinds import AUTO, Endpoint
-from outrider.gateway.contract.schema.long_bodies import yield_if_long
-from outrider.gateway.contract.schema.parsing import RequestJson, refuse_doubled_names
+from outrider.gateway.contract.schema.parsing import (
+    RequestJson,
+    refuse_doubled_names,
+    yield_if_long,
+)
 from outrider.gateway.contract.schema.template_variables import FIELD, read_variables
 from outrider.gateway.contract.schema.unknown_fields import read_known
 from outrider.gateway.experiments.assigner import ARM_HEADER, Assignment

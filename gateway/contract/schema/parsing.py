@@ -8,6 +8,7 @@ Readers of JSON that take one value of a doubled name do not mention the other. 
 private, small or harmless for one reader only: its author, a proxy, a log, a server.
 """
 
+import asyncio
 import threading
 from dataclasses import dataclass
 from itertools import accumulate
@@ -28,6 +29,8 @@ _COUNTED: Final = {
     "max_json_values": "values",
     "max_json_nesting": "objects and lists in one another",
 }
+_LONG_BYTES: Final = 32_768
+"""From here on one pass over a body of many small values may take some milliseconds."""
 _STEPS: Final = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", -1)}
 
 
@@ -54,6 +57,12 @@ class RequestJson:
         if self._document is None:
             self._document = _decode_object(self.raw)
         return self._document
+
+
+async def yield_if_long(body: bytes) -> None:
+    """Let other requests run before the next pass over a long body."""
+    if len(body) >= _LONG_BYTES:
+        await asyncio.sleep(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

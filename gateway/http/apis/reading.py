@@ -7,8 +7,12 @@ import msgspec
 from pydantic import BaseModel
 
 from outrider.gateway.contract.errors.tree import BadRequestError
-from outrider.gateway.contract.schema.long_bodies import yield_if_long
-from outrider.gateway.contract.schema.parsing import parse, refuse_doubled_names, validate
+from outrider.gateway.contract.schema.parsing import (
+    parse,
+    refuse_doubled_names,
+    validate,
+    yield_if_long,
+)
 from outrider.gateway.contract.schema.unknown_fields import read_tolerant
 
 Request = TypeVar("Request", bound=BaseModel)

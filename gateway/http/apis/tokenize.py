@@ -22,8 +22,7 @@ from outrider.gateway.answering.text.prompt_work import PromptWork
 from outrider.gateway.contract.errors.tree import BadRequestError, ModelNotFoundError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.kinds import AUTO
-from outrider.gateway.contract.schema.long_bodies import yield_if_long
-from outrider.gateway.contract.schema.parsing import parse
+from outrider.gateway.contract.schema.parsing import parse, yield_if_long
 from outrider.gateway.contract.schema.structs import json_response
 from outrider.gateway.http.apis.api import Caller
 from outrider.gateway.http.apis.messages.api import MessagesApi

@@ -15,8 +15,12 @@ from outrider.gateway.contract.errors.tree import (
     KeyBodiesFullError,
     MediaTypeError,
 )
-from outrider.gateway.contract.schema.long_bodies import yield_if_long
-from outrider.gateway.contract.schema.parsing import JsonBounds, check_exactly, may_exceed
+from outrider.gateway.contract.schema.parsing import (
+    JsonBounds,
+    check_exactly,
+    may_exceed,
+    yield_if_long,
+)
 from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 
 

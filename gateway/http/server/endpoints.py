@@ -18,8 +18,7 @@ from outrider.gateway.answering.reading.parsed_request import RequestContext
 from outrider.gateway.contract.answers.outcomes import OutcomeSink
 from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.kinds import Endpoint
-from outrider.gateway.contract.schema.long_bodies import yield_if_long
-from outrider.gateway.contract.schema.parsing import naming
+from outrider.gateway.contract.schema.parsing import naming, yield_if_long
 from outrider.gateway.contract.schema.structs import json_response
 from outrider.gateway.http.apis.api import Api, Caller, Reserve
 from outrider.gateway.http.apis.infill.api import InfillApi

@@ -6,7 +6,7 @@ import msgspec
 
 from outrider.gateway.answering.reading.misplaced_options import refuse_misplaced_options
 from outrider.gateway.contract.errors.http import Problem
-from outrider.gateway.contract.schema.long_bodies import yield_if_long
+from outrider.gateway.contract.schema.parsing import yield_if_long
 from outrider.gateway.http.apis.api import ANYONE, Caller, TranslatedRequest
 from outrider.gateway.http.apis.foreign import refuse_foreign
 from outrider.gateway.http.apis.messages.answers import MessagesError

@@ -13,8 +13,7 @@ from outrider.gateway.contract.errors.tree import (
     BodyTooComplexError,
     StorageError,
 )
-from outrider.gateway.contract.schema.long_bodies import yield_if_long
-from outrider.gateway.contract.schema.parsing import JsonBounds, check_json_bounds
+from outrider.gateway.contract.schema.parsing import JsonBounds, check_json_bounds, yield_if_long
 from outrider.gateway.http.apis.api import Caller
 from outrider.gateway.http.apis.events import one_line
 from outrider.gateway.http.apis.responses.request import Item, ReferenceItem, ResponsesFields

@@ -179,7 +179,7 @@ def test_other_requests_run_between_the_passes_over_a_long_body(
     monkeypatch.setattr(bodies, "check_exactly", counted(bodies.check_exactly))
     monkeypatch.setattr(reading, "read_known", counted(reading.read_known))
     monkeypatch.setattr(reading, "refuse_doubled_names", counted(reading.refuse_doubled_names))
-    monkeypatch.setattr("outrider.gateway.contract.schema.long_bodies._LONG_BYTES", 50_000)
+    monkeypatch.setattr("outrider.gateway.contract.schema.parsing._LONG_BYTES", 50_000)
     body = {"model": "auto", "messages": [{**MESSAGE, "content": "[" * 90_000}]}
     assert http.post("/v1/chat/completions", json=body).status_code == 400
     assert len(turns) == 4
