@@ -10,7 +10,7 @@ from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
 from outrider.verifier.verdict import Verdict
 
 # Where several guessed the same token, the first of these names it: what cost no pass comes first.
-_BITS: Final[tuple[tuple[NodeSource, int], ...]] = (
+ORIGINS: Final[tuple[tuple[NodeSource, int], ...]] = (
     ("grammar", SOURCE_BIT["grammar"]),
     ("reused", RECALLED_BIT),
     ("prediction", SOURCE_BIT["prediction"]),
@@ -73,4 +73,4 @@ def _nodes(tree: TokenTree, accepted: SequenceOf[int]) -> tuple[TraceNode, ...]:
 def _sources(tree: TokenTree, node: int) -> tuple[NodeSource, ...]:
     """Return the sources of a node; none where the tree does not say."""
     bits = tree.sources[node] if tree.sources else 0
-    return tuple(source for source, bit in _BITS if bits & bit)
+    return tuple(source for source, bit in ORIGINS if bits & bit)
