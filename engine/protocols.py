@@ -88,7 +88,7 @@ class FeatureRows:
 
     sequence: Sequence
     first: int
-    """The place in the text of the first of them; they follow each other."""
+    """The position in the text of the first row; the others follow it."""
     rows: SequenceOf[int]
     """Their rows of the pass."""
 

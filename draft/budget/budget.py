@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from outrider.engine.protocols import DraftModel
 
-# How far text is believed where the small model could be asked as well.
+# Guesses from text lower the worth of asking the small model by at most this share.
 MOST_BELIEVED = 0.7
 
-# Streams that may wait for their own tokens' sake (`TreeBudget`).
+# Up to so many streams may wait for a step as long as `TreeBudget.unseen_s`.
 _FEW = 2
 
 Floats = npt.NDArray[np.float64]
@@ -35,10 +35,10 @@ class PassTimeEstimate(Protocol):
     """Expected seconds of a model's pass."""
 
     def __call__(self, num_rows: int, context: float = 0.0) -> float:
-        """Return those of a pass with so many rows that see `context` tokens each, on average."""
+        """Return the seconds of a pass whose rows see `context` tokens each, on average."""
 
     def upto(self, num_rows: int, context: float = 0.0) -> Floats:
-        """Return those of passes with 0 to `num_rows` rows, [num_rows + 1]."""
+        """Return the seconds of passes with 0 to `num_rows` rows, [num_rows + 1]."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class DraftGain:
     acceptance: float
     """The chance that the small model's best guess at a position is right."""
     text_tokens: float = 0.0
-    """Tokens that the guesses that are there already should bring."""
+    """Expected tokens of the guesses that the tree holds already."""
     urgency: float = 1.0
     """The weight of a token."""
 
@@ -177,8 +177,8 @@ class TreeBudget:
     max_stretch: float = 1.3
     """A step with guesses may take this many times as long as a plain one."""
     unseen_s: float = 0.08
-    """A pause that is not seen. One stream or two may wait this long in any case: they get the
-    tokens that they wait for."""
+    """A pause that no reader notices. Up to two streams may wait this long for a step in any case:
+    most of its tokens are theirs."""
     unseen_in_company_s: float = 0.02
     """The same with more streams: 50 tokens a second. With the stretch alone, a large model that
     takes 5 ms a token would be left without drafts."""

@@ -88,8 +88,8 @@ class CompiledLayers:
     ) -> Tensor | None:
         """Run the first `count` layers; return what the last of them adds to the residual stream.
 
-        `residual`: [n, hidden]; what the others add is added to it. None for no layer. `taps`: are
-        noted in front of these layers.
+        `residual`: [n, hidden]; what the others add is added to it. Returns None where `count` is
+        0. `taps`: the hidden states in front of these layers are written to it.
         """
         if not count:
             return None

@@ -55,7 +55,7 @@ from outrider.kernels.layers.taps import Taps
 from outrider.kernels.triton_support import is_automatic, uses_triton
 
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
-# Of a drafter inside the checkpoint, which nothing here reads.
+# Tensors of a drafter inside the checkpoint have this prefix; this class does not read them.
 _DRAFTER = "mtp."
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -91,7 +91,7 @@ class DecoderModel:
         self.dtype = dtype
         self.device = device
         self.deterministic = deterministic
-        # What recurrent layers do follows from the host's plan of a pass; ranks meet in between.
+        # A recording could follow neither the host's plan of recurrent layers nor the other ranks.
         self.can_record = config.recurrence is None and shard.is_whole
         self.feature_size = 0
         width, vocab_size = config.hidden_size, config.vocab_size
@@ -420,7 +420,8 @@ class DecoderModel:
     def _logits(self, hidden: Tensor, logits_out: Tensor | None) -> Tensor:
         """Return the head's product, [m, vocab_size] float32, scaled and capped.
 
-        Of a part of a model: the product with its own tokens, as it is; see `join_logits`.
+        One rank of a shared model returns the product with its own part of the vocabulary, neither
+        scaled nor capped. `join_logits` puts the parts together and finishes them.
         """
         product = self._head(hidden)
         if self._vocabulary is not None:

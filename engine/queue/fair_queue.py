@@ -38,16 +38,16 @@ class FairQueueConfig:
 
 @dataclass(slots=True, kw_only=True)
 class _Account:
-    """A tenant on a tier."""
+    """The account of one tenant on one tier."""
 
     served: float
     """Tokens that it has had, over its weight."""
     weight: float
     mean_answer_tokens: float
     num_present: int = 0
-    """Sequences that it has there, waiting or running."""
+    """The tenant's sequences on the tier, waiting or running."""
     num_fresh: int = 0
-    """Those of them that never ran."""
+    """The tenant's sequences on the tier that never ran."""
 
     def expected_answer(self, sequence: Sequence) -> float:
         """Count how many tokens a sequence will still write, as far as one can know."""
@@ -70,13 +70,13 @@ class _Books:
 
     accounts: dict[str, _Account] = field(default_factory=dict)
     virtual_time: float = 0.0
-    """What the tenant whose turn it was had had, at the last start. A tenant with nothing waiting
-    begins there: idle time earns no credit."""
+    """The least `served` of a tenant with fresh sequences, at the last start. A tenant that had
+    nothing waiting begins there: idle time earns no credit."""
     mean_answer_tokens: float = _FIRST_GUESS_TOKENS
-    """Begins the mean of tenants that were not there before."""
+    """The first mean of a tenant that has no account yet."""
 
     def enter(self, tenant: str, weight: float) -> None:
-        """A sequence came."""
+        """Open an account, or count one sequence more in it."""
         account = self.accounts.get(tenant)
         if account is None:
             account = self.accounts[tenant] = _Account(
@@ -89,9 +89,9 @@ class _Books:
         account.weight = weight
 
     def charge(self, tenant: str, cost: float) -> None:
-        """A sequence starts for the first time."""
+        """Charge a tenant for a sequence that starts for the first time."""
         account = self.accounts[tenant]
-        # Not this one's, if only its priority put it in front.
+        # The least of all: a high priority may start a tenant that has had more.
         least = min(other.served for other in self.accounts.values() if other.num_fresh)
         self.virtual_time = max(self.virtual_time, least)
         account.served += cost
@@ -122,13 +122,13 @@ class FairQueue(QueuePolicy):
     """
 
     def __init__(self, config: FairQueueConfig | None = None) -> None:
-        """`config`: see there."""
+        """`config`: bounds on priorities; None for the defaults."""
         self._config = config or FairQueueConfig()
         self._books: dict[Tier, _Books] = {}
         self._charges: dict[Sequence, _Charge] = {}
 
     def attach(self, times: ServiceTimes, *, max_sequences: int) -> None:
-        """Receive times and seats, which this order does not go by."""
+        """Ignore times and seats: this order depends on neither."""
 
     # ---- what happens to sequences --------------------------------------------------------
 
@@ -141,7 +141,7 @@ class FairQueue(QueuePolicy):
         self._books_of(sequence).enter(request.tenant, request.weight)
 
     def started(self, sequence: Sequence) -> None:
-        """Charge the tenant; a sequence that starts again has been."""
+        """Charge the tenant, unless the sequence started before and was charged then."""
         if sequence in self._charges:
             return
         account = self._account(sequence)
@@ -155,7 +155,7 @@ class FairQueue(QueuePolicy):
         self._books_of(sequence).charge(request.tenant, cost / request.weight)
 
     def removed(self, sequence: Sequence) -> None:
-        """Correct what it was charged by what it used."""
+        """Correct the charge of a sequence that has gone, by what it used."""
         charge = self._charges.pop(sequence, None)
         if charge is not None:
             account = self._account(sequence)
@@ -244,7 +244,10 @@ class FairQueue(QueuePolicy):
     def displaced(
         self, newcomer: Sequence, holders: Mapping[Sequence, int], *, wanted: int, capacity: int
     ) -> Sequence | None:
-        """The latest of the tenant that is farthest above its share, for one that stays below."""
+        """Return the latest sequence of the tenant that is farthest above its share.
+
+        Only a newcomer whose tenant stays below its own share may displace one.
+        """
         weights = self._weights()
         if len(weights) < 2:
             return None

@@ -21,7 +21,7 @@ class StepThrottle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewcomerHolds:
-    """Sequences that the policy let wait although they were next: now, and so far."""
+    """Counts of sequences that the policy held back although they were next."""
 
     num_now: int = 0
     num_ended: int = 0

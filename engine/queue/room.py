@@ -10,7 +10,7 @@ _RETRY_AFTER_S: Final = 1.0
 
 
 class Waiting(Protocol):
-    """What waits for a request's turn."""
+    """A request that waits, in the queue or before it."""
 
     @property
     def request(self) -> EngineRequest:

@@ -1,4 +1,4 @@
-"""Picks the rows of a large pass that are asked for their token alone."""
+"""Picks the rows of a large pass of which only the chosen token is wanted."""
 
 from collections.abc import Sequence as SequenceOf
 

@@ -28,7 +28,7 @@ _Int32, _Int64 = ctypes.c_int32, ctypes.c_int64
 
 
 class ModelStruct(ctypes.Structure):
-    """What stays of a model (struct Model in pass.h)."""
+    """The parts of a model that every pass reads (struct Model in pass.h)."""
 
     _fields_ = (
         ("hidden", _Int64),
@@ -126,7 +126,7 @@ class ModelCaches:
 class PassRows:
     """The rows of a pass.
 
-    A pair's second is for layers that have a window, the first for others.
+    The second element of a pair belongs to layers with a window, the first to all others.
     """
 
     positions: Tensor
@@ -193,7 +193,7 @@ class CompiledPass:
     ) -> Tensor:
         """Run the first layers; return what the last of them adds to the residual stream.
 
-        `taps`: of which those in front of these layers are written.
+        `taps`: the hidden states in front of these layers are written to it.
         `residual`: bfloat16 [n, hidden], contiguous; what the others add is added to it. Raises
         IndexError for a position or slot that does not exist.
         """

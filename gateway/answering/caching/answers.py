@@ -28,7 +28,7 @@ _WITHHELD: Final = re.compile(rb'"finish_reason":\s*"(content_filter|error)"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRules:
-    """The answers that are kept."""
+    """Rules for which answers the cache keeps, and for whom."""
 
     is_default: bool = False
     """Also answers to requests that do not ask for it."""

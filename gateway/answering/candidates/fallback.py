@@ -46,11 +46,11 @@ class Candidate(Protocol):
 
     @property
     def place(self) -> Place:
-        """The kind."""
+        """The kind of what answers."""
 
     @property
     def label(self) -> str:
-        """The kind, for messages."""
+        """The name of the place, for messages."""
 
     @property
     def ignored_fields(self) -> Sequence[str]:
@@ -58,7 +58,7 @@ class Candidate(Protocol):
 
     @property
     def start_timeout(self) -> StartTimeout:
-        """Returns the seconds in which they must begin: others must still have time to answer."""
+        """Returns the seconds in which the models must begin: others need time after them."""
 
     def expected_s(self) -> float | None:
         """Return the seconds of an answer; 0 or None while nothing was measured."""
@@ -67,23 +67,23 @@ class Candidate(Protocol):
         """Make a responder, not yet begun. Raises TryNextPlace where others are to answer."""
 
     async def route_report(self, origin: RouteReason) -> RouteReport:
-        """Return the report of a request that they begin. Raises as `open` does."""
+        """Report where a request would go that begins here. Raises as `open` does."""
 
     def may_try_next(self, error: GatewayError | EngineError) -> bool:
-        """Return whether another candidate may answer after this error of theirs."""
+        """Return whether another candidate may answer after this error of these models."""
 
     def after(self, origin: RouteReason, error: Exception) -> RouteReason:
         """Return why the next candidate is tried after this error."""
 
     def by_itself(self) -> Self:
-        """Return the same models, for when the strong tier behind them has failed."""
+        """Return the candidate without its strong tier, for when that tier has failed."""
 
 
 class Lineup(msgspec.Struct, frozen=True, kw_only=True):
-    """The candidates that may answer a request, as long as nothing was sent."""
+    """The candidates that may answer a request until the first byte is sent."""
 
     candidates: Sequence[Candidate]
-    """One a place, in order."""
+    """One for each place, in the order in which they are tried."""
     origin: RouteReason = DIRECT
     """Why the first one is tried."""
     continues_on_failure: bool = False
@@ -100,7 +100,7 @@ class FallbackChain:
     def __init__(
         self, parsed: ParsedRequest, walk: RequestWalk, line_up: Callable[[ParsedRequest], Lineup]
     ) -> None:
-        """`parsed`: as it was read for its first model; `walk` reads it for the further ones."""
+        """`parsed`: the request for its first model; `walk` reads it for the further ones."""
         self.parsed = parsed
         self.is_streamed = parsed.is_streamed
         self.is_private = parsed.constraints.is_private

@@ -1,4 +1,4 @@
-"""The models of this gateway's engine as a candidate, and the parts behind them."""
+"""The candidate for the models of this gateway's engine, and the parts that it works with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,10 +46,11 @@ from outrider.gateway.upstream.mirror import MirroredAnswer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalParts:
-    """The parts behind the models of this gateway's engine. `load` is measured."""
+    """The parts that every `LocalCandidate` works with."""
 
     jobs: JobBuilder
     load: LocalLoad
+    """The measured load of the engine."""
     calls: UpstreamCalls
     """Calls of the upstream tiers that answer instead or get copies."""
 
@@ -77,12 +78,12 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
     place: ClassVar[Place] = "local"
     label: ClassVar[str] = "local models"
     tier: ClassVar[str] = "large"
-    """Their part behind a small model that is not one of them."""
+    """The tier that the engine's models are where the small model is behind a server."""
     parts: LocalParts
     parsed: ParsedRequest
     query: LocalQuery
     strong_tier: StrongTier | None
-    """Gets what is too hard."""
+    """The strong tier gets what is too hard for the local models."""
     start_timeout: StartTimeout
 
     @property
@@ -139,7 +140,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     async def _admitted_job(self, request: ApiRequest, strong_tier: StrongTier | None) -> Job:
-        """Reserve a job; with `auto`, a tier whose own limit is used up is passed over.
+        """Build and reserve a job; with `auto`, a tier whose own limit is used up is passed over.
 
         Raises RateLimitError or BudgetError.
         """
@@ -197,13 +198,13 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         self.parts.calls.mirror(self.parsed, answer)
 
     async def route_report(self, origin: RouteReason) -> RouteReport:
-        """Return the report of a request that they begin. Raises TryNextPlace as `open` does."""
+        """Report where a request would go that begins here. Raises TryNextPlace as `open` does."""
         del origin  # the report has the router's own reason
         request, context = self.query.request, self.parsed.context
         return await self.parts.jobs.route_report(request, context, self.strong_tier)
 
     async def escalate(self, weak: DraftAnswer) -> StrongAnswer | None:
-        """Answer in the place of a weak answer."""
+        """Answer instead of a small model whose answer is too weak."""
         opened = partial(self.by_itself().open, weak.origin)
         return await self.parts.calls.strong_answer(self.place, self.parsed, weak, opened)
 
@@ -225,7 +226,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         self.parts.jobs.routing.second_looks.offer(look)
 
     def may_try_next(self, error: GatewayError | EngineError) -> bool:
-        """Return whether another may answer: no other takes what these models refuse."""
+        """Return whether another candidate may answer; none accepts what these models refuse."""
         return is_passing(error)
 
     def after(self, origin: RouteReason, error: Exception) -> RouteReason:
@@ -233,7 +234,7 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         return after_failure(origin, self.label, error)
 
     def by_itself(self) -> "LocalCandidate":
-        """Return the models for all that they are asked, for when those behind them have failed."""
+        """Return the candidate without its strong tier, for when that tier has failed."""
         return msgspec.structs.replace(self, strong_tier=None, start_timeout=unbounded)
 
 

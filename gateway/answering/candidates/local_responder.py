@@ -21,7 +21,7 @@ from outrider.gateway.contract.answers.responder import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
-    """The form of the answer."""
+    """The form in which an answer is written."""
 
     is_streamed: bool
     with_usage: bool = False

@@ -54,7 +54,7 @@ _SEED_BITS: Final = 53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltJob:
-    """A job, and how it came about."""
+    """A job, with the prompts and the choice of tier that it was built from."""
 
     job: Job
     prompts: Prompts

@@ -73,7 +73,7 @@ class PlacementConstraints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The context of a request's body."""
+    """The facts known of a request beside its body."""
 
     arrival_s: float
     request_id: str
@@ -103,7 +103,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocalQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as this gateway's engine is asked it."""
+    """A request in the form that this gateway's engine answers."""
 
     request: ApiRequest
     ignored_fields: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class LocalQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpstreamQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as a server is asked it: the request's `document`, for one of its models."""
+    """A request in the form that a server gets: the `document`, for one of the server's models."""
 
     tier: str
     model: str | None
@@ -132,7 +132,7 @@ Query = LocalQuery | UpstreamQuery
 
 
 class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as every place reads it, and as each of them is asked it."""
+    """A request that was read, with a query for each place that may answer it."""
 
     endpoint: Endpoint
     context: RequestContext
@@ -164,12 +164,12 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def document(self) -> Mapping[str, Any]:
-        """Return what it says, as servers get it."""
+        """Return the request's object, as servers get it."""
         return self.outward.document
 
     @property
     def local(self) -> LocalQuery | None:
-        """Return what the local models are asked; None where they may not answer."""
+        """Return the query of the local models; None where they may not answer."""
         return next((query for query in self.queries if isinstance(query, LocalQuery)), None)
 
     @property

@@ -35,7 +35,7 @@ _STEPS: Final = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", -1)}
 
 
 class RequestJson:
-    """A request's JSON: its bytes, and what they say. Each is made of the other at most once."""
+    """A request's JSON, as bytes and as a document. Each is made from the other at most once."""
 
     __slots__ = ("_document", "_raw")
 
@@ -53,7 +53,7 @@ class RequestJson:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Return what they say. Raises ValueError or RecursionError for what is no object."""
+        """Return the parsed object. Raises ValueError or RecursionError where it is none."""
         if self._document is None:
             self._document = _decode_object(self.raw)
         return self._document

@@ -1,4 +1,4 @@
-"""Work of a request that the gateway saw: all that is known of an engine that died."""
+"""Counts the work of a request that the gateway saw, for when its engine dies."""
 
 from dataclasses import replace
 

@@ -237,13 +237,13 @@ class EventStreams:
     def died(self, *, resumes: bool = False) -> None:
         """The engine died: remember what was in flight, and end it.
 
-        With `resumes` what is followed and has met no other death waits for `resume` instead.
+        With `resumes`, requests that are followed and met no earlier death wait for `resume`.
         """
         self._count_death([each for each in self._streams.values() if not each.is_waiting])
         self.lost(resumes=resumes)
 
     def lost(self, *, resumes: bool = False) -> None:
-        """The engine cannot be reached: as `died`, but nothing in flight is suspected."""
+        """Do as `died` for an engine that cannot be reached, but suspect no request."""
         self.is_open = False
         for stream in [each for each in self._streams.values() if not each.is_waiting]:
             if resumes and stream.is_followed:
@@ -253,7 +253,7 @@ class EventStreams:
         self._end_calls(DIED_MESSAGE)
 
     def count_death(self) -> None:
-        """The engine that was lost had died: requests that wait since met a death."""
+        """Count a death for the requests that wait: the engine that was lost had died."""
         waiting = [each for each in self._streams.values() if each.is_waiting]
         self._count_death([each for each in waiting if not each.is_new])
 
