@@ -198,7 +198,8 @@ class LayerReader:
         table = "model.embed_tokens.weight"
 
         def read() -> Tensor | StoredWeight:
-            stored = self.reader.read_stored(table, shape)
+            may_keep = self.reader.may_keep_stored
+            stored = self.reader.read_stored(table, shape) if may_keep else None
             return embedding if stored is None else stored
 
         head = self.weights.weight(name, read, ())
