@@ -72,6 +72,7 @@ OTHER_VARIABLES = frozenset(
         KEY_VARIABLE,
         "OUTRIDER_URL",
         "OUTRIDER_DATA",
+        "OUTRIDER_CPU",
         "OUTRIDER_KERNELS",
         "OUTRIDER_COMMIT",
     }

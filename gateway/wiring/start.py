@@ -28,7 +28,7 @@ from outrider.gateway.wiring.checkpoints import at_commits, named_models
 from outrider.gateway.wiring.hardware import may_have_gpu, usable_physical_cores
 from outrider.verifier.params import TIERS, Tier
 
-_READ_BY_ENGINE: Final = {"OUTRIDER_KERNELS"}
+_READ_BY_ENGINE: Final = {"OUTRIDER_CPU", "OUTRIDER_KERNELS"}
 _OWN_DRAFTER: Final = "mtp"  # in the place of a path: see draft/heads/read_head.py
 
 

@@ -5,6 +5,7 @@ The ordinary build makes them if there is a C++ compiler (pyproject.toml); nothi
 
 import ctypes
 import functools
+import os
 import platform
 from dataclasses import dataclass
 from enum import IntEnum
@@ -45,10 +46,26 @@ class InstructionSet(IntEnum):
     AVX512 = 2  # with bfloat16 and VNNI dot products
 
 
+_ALLOWED: Final = {
+    "auto": InstructionSet.AVX512,
+    "avx2": InstructionSet.AVX2,
+    "avx512": InstructionSet.AVX512,
+}
+
+
+def _most() -> InstructionSet:
+    """Return the best instruction set that OUTRIDER_CPU allows. Raises ValueError for a word."""
+    name = os.environ.get("OUTRIDER_CPU", "auto")
+    if name not in _ALLOWED:
+        raise ValueError(f"OUTRIDER_CPU={name!r} must be auto, avx2 or avx512")
+    return _ALLOWED[name]
+
+
 class ProductLibrary:
     """The library's functions. Raises OSError for what is not it, or of another version."""
 
     def __init__(self, path: Path) -> None:
+        self._most = _most()
         library = ctypes.CDLL(str(path))
         self.functions = library
         self.memory = HugePageMemory()
@@ -98,13 +115,16 @@ class ProductLibrary:
             function.argtypes, function.restype = (_Address, _Int32, _Int32), _Int32
 
     def best_instruction_set(self, kind: Kind) -> InstructionSet:
-        """Return the best one that this processor has."""
-        return InstructionSet(self._best(kind))
+        """Return the best one that this processor has and OUTRIDER_CPU allows."""
+        return min(InstructionSet(self._best(kind)), self._most)
 
     @property
     def has_matrix_tiles(self) -> bool:
-        """True if the processor has AMX for bfloat16, which only oneDNN's products use."""
-        return bool(self._has_matrix_tiles())
+        """True if the processor has AMX for bfloat16, which only oneDNN's products use.
+
+        Not beside AVX2 alone: a processor has both or neither of AMX and AVX-512.
+        """
+        return self._most is not InstructionSet.AVX2 and bool(self._has_matrix_tiles())
 
     def pack(self, kind: Kind, weight: torch.Tensor) -> torch.Tensor:
         """Return the panels of a contiguous weight [out_features, in_features]: uint8 [bytes]."""

@@ -243,7 +243,7 @@ def test_an_unknown_variable_is_refused(name: str, meant: str) -> None:
 
 def test_other_peoples_variables_are_left_alone() -> None:
     load_settings(environ={"OUTRIDER_URL": "http://x", "OUTRIDER_DATA": "/data", "PORT": "x"})
-    load_settings(environ={"OUTRIDER_KERNELS": "reference"})
+    load_settings(environ={"OUTRIDER_KERNELS": "reference", "OUTRIDER_CPU": "avx2"})
 
 
 def test_unreadable_settings_files_are_reported(empty_folder: Path) -> None:

@@ -46,6 +46,7 @@ def test_the_engine_s_process_is_told_no_secrets(monkeypatch: pytest.MonkeyPatch
         "OUTRIDER_KEYS__ADMIN_TOKEN": "a-secret",
         "OUTRIDER_DATABASE_URL": "postgresql://me:a-secret@db/x",
         "CLOUD_KEY": "a-secret",
+        "OUTRIDER_CPU": "avx2",
         "OUTRIDER_KERNELS": "auto",
         "HF_HOME": "/models",
     }
@@ -58,7 +59,7 @@ def test_the_engine_s_process_is_told_no_secrets(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(OSError, match="far enough"):
         spawning.spawn(spec, start.engine_environment(settings, os.environ))
     assert not any("a-secret" in value for value in told[0].values())
-    assert told[0]["OUTRIDER_KERNELS"] == "auto"
+    assert (told[0]["OUTRIDER_CPU"], told[0]["OUTRIDER_KERNELS"]) == ("avx2", "auto")
     assert told[0]["HF_HOME"] == "/models"
     assert told[0]["GOMP_SPINCOUNT"]
 

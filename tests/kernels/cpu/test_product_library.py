@@ -11,7 +11,12 @@ import torch
 
 from outrider.kernels.cpu import product_library
 from outrider.kernels.cpu.panel_linear import PanelLinear, can_use_panels
-from outrider.kernels.cpu.product_library import InstructionSet, library_path, product_support
+from outrider.kernels.cpu.product_library import (
+    InstructionSet,
+    Kind,
+    library_path,
+    product_support,
+)
 
 ROOT = Path(__file__).parents[3]
 HAS_COMPILER = shutil.which("g++") is not None or shutil.which("c++") is not None
@@ -88,3 +93,31 @@ def test_without_the_library_panels_say_so(tmp_path: Path, monkeypatch: pytest.M
     assert not can_use_panels(weight)
     with pytest.raises(RuntimeError, match="compiled products"):
         PanelLinear(weight)
+
+
+def test_a_variable_holds_the_kernels_to_avx2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = library_path(Path(product_library.__file__).parent)
+    if built is None:
+        pytest.skip("the library was not built")
+    shutil.copy(built, tmp_path)
+    monkeypatch.setenv("OUTRIDER_CPU", "avx2")
+    support = product_support(tmp_path)
+    assert support.library is not None
+    assert support.instruction_set is InstructionSet.AVX2
+    assert {support.library.best_instruction_set(kind) for kind in Kind} == {InstructionSet.AVX2}
+    assert not support.library.has_matrix_tiles
+    assert "AVX2" in support.detail  # which doctor shows and the numerics' digest has
+
+
+def test_another_instruction_set_than_there_is_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = library_path(Path(product_library.__file__).parent)
+    if built is None:
+        pytest.skip("the library was not built")
+    shutil.copy(built, tmp_path)
+    monkeypatch.setenv("OUTRIDER_CPU", "sse9")
+    with pytest.raises(ValueError, match=r"OUTRIDER_CPU='sse9' must be auto, avx2 or avx512"):
+        product_support(tmp_path)
