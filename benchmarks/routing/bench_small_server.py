@@ -56,7 +56,12 @@ from benchmarks.shared.harness import (
 )
 from benchmarks.shared.intervals import bootstrap
 from benchmarks.shared.record import ROOT
-from benchmarks.shared.upstream_servers import HOST, Server, free_port, gateway_server
+from benchmarks.shared.upstream_servers import (
+    HOST,
+    Server,
+    gateway_server,
+    xllamacpp_server,
+)
 from outrider.gateway.answering.streaming.second_look import shared_tokens
 from outrider.gateway.settings.tree import bundled_pair, load_settings
 from outrider.gateway.tools.learning.collect.collecting import Collector
@@ -75,8 +80,6 @@ _NUM_TIMED: Final = 24
 _LEAST_TOKENS: Final = 20
 _NUM_ORDERS: Final = 20
 _WRITER: Final = ROOT / "tests" / "gateway" / "upstream" / "write_gguf.py"
-_LLAMA: Final = ROOT / "examples" / "device_and_cloud" / "llama_server.py"
-_START_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,28 +122,10 @@ def judged(
 def llama_server(small: Path) -> Iterator[Server]:
     """llama.cpp's server with these weights."""
     with tempfile.TemporaryDirectory() as folder:
-        file, port = Path(folder) / "small.gguf", free_port()
+        file = Path(folder) / "small.gguf"
         subprocess.run([sys.executable, _WRITER, small, file], check=True, timeout=120)
-        process = subprocess.Popen(
-            [sys.executable, _LLAMA, file, str(port)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            server = Server(name="llama.cpp", port=port, pid=process.pid)
-            deadline_s = time.monotonic() + _START_S
-            while True:
-                try:
-                    server.get("/v1/models")
-                    break
-                except OSError:
-                    if time.monotonic() > deadline_s or process.poll() is not None:
-                        raise RuntimeError("llama.cpp's server did not start") from None
-                    time.sleep(0.05)
+        with xllamacpp_server(file, python=Path(sys.executable)) as server:
             yield server
-        finally:
-            process.terminate()
-            process.wait(20)
 
 
 @contextmanager

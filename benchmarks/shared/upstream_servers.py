@@ -1,4 +1,4 @@
-"""The servers that bench_upstream and bench_upstream_faults start, each as a process of its own."""
+"""The servers that benchmarks start, each as a process of its own."""
 
 import contextlib
 import os
@@ -24,6 +24,7 @@ _START_TIMEOUT_S: Final = 180.0
 _STOP_TIMEOUT_S: Final = 20.0
 _NO_MODELS: Final = ("--large", "none", "--small", "none")
 _NO_TENANTS: Final = ("--set", "database_url=none")
+_LLAMA: Final = ROOT / "examples" / "device_and_cloud" / "llama_server.py"
 _LAG_METRIC: Final = "outrider_event_loop_lag_seconds_bucket"
 
 
@@ -140,6 +141,15 @@ def tenant_server(
     ]
     with _running(command, core=core, root=root) as (process, log):
         yield _ready(name, process, port, "/ready", log)
+
+
+@contextlib.contextmanager
+def xllamacpp_server(file: Path, *, python: Path, num_threads: int = 1) -> Iterator[Server]:
+    """llama.cpp's server on a GGUF file, by an interpreter that has the wheel `xllamacpp`."""
+    port = free_port()
+    command = [str(python), str(_LLAMA), str(file), str(port), str(num_threads)]
+    with _running(command, core=None) as (process, log):
+        yield _ready("llama.cpp", process, port, "/health", log)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""llama.cpp's server from the wheel `xllamacpp`: `python llama_server.py MODEL.gguf PORT`.
+"""llama.cpp's server from the wheel `xllamacpp`: `python llama_server.py FILE PORT [THREADS]`.
 
 Any other server will do as well: `llama-server -m MODEL.gguf --port PORT --jinja`, Ollama, LM
 Studio.
@@ -10,7 +10,7 @@ import sys
 import xllamacpp
 
 
-def main(model: str, port: int) -> None:
+def main(model: str, port: int, num_threads: int = 1) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     parameters = xllamacpp.CommonParams()
     parameters.model.path = model
@@ -18,7 +18,7 @@ def main(model: str, port: int) -> None:
     parameters.port = port
     parameters.n_ctx = 8192
     parameters.n_parallel = 2
-    parameters.cpuparams.n_threads = 1
+    parameters.cpuparams.n_threads = num_threads  # for prompts too
     parameters.use_jinja = True  # the chat template of the file
     parameters.fit_params = False  # it need not measure the memory of GPUs
     signals = {signal.SIGINT, signal.SIGTERM}
@@ -30,4 +30,4 @@ def main(model: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:4]))
