@@ -21,6 +21,7 @@ from pathlib import Path
 from benchmarks.shared.harness import CACHE, console, show_table
 from benchmarks.shared.record import ROOT
 from benchmarks.shared.slo_trace import DEFAULT_TRACE as TRACE
+from outrider.gateway.settings.public_models import public_path
 
 _QUICK_RESULTS = CACHE / "quick-benchmarks"
 _TARGET = ("--expand-target", "400M")
@@ -94,6 +95,12 @@ JOBS = (
         script="bench_peers",
         arguments=(*_BF16, *_TARGET, "--num-prompts", "4", "--repeats", "1", "--max-new", "64"),
         quick=(*_BF16, *_QUICK_TARGET, "--num-prompts", "1", "--repeats", "1", "--max-new", "8"),
+    ),
+    Job(
+        script="bench_gguf",
+        arguments=("--repeats", "10", "--num-long", "3"),
+        quick=("--repeats", "1", "--num-long", "1", "--max-new", "24", "--long-prompt", "100"),
+        needs=(public_path("smollm2-135m"),),
     ),
     Job(
         script="bench_through_transformers",
