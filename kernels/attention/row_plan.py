@@ -54,7 +54,7 @@ def plan_row_keys(batch: AttentionBatch, *, block_size: int, window: int | None)
     fields: list[int] = []  # of each PlannedSequence in row_plan.h
     blocks: list[int] = []
     masks: list[int] = []
-    start = num_tiles = num_own = mask_words = 0
+    start = num_tiles = num_own = mask_words = most_rows = 0
     for end, num_keys, tree_start, own, table in zip(
         batch.query_indptr[1:],
         batch.kv_lens,
@@ -66,6 +66,7 @@ def plan_row_keys(batch: AttentionBatch, *, block_size: int, window: int | None)
         fields += (start, end, num_keys, tree_start, len(blocks), own is not None)
         blocks += table
         num_tiles += -(-(end - start) // TILE_ROWS)
+        most_rows = max(most_rows, end - start)
         if own is not None:
             masks += own
             # A path is at most as long as the tree's slots, behind less than a chunk.
@@ -82,14 +83,11 @@ def plan_row_keys(batch: AttentionBatch, *, block_size: int, window: int | None)
         b"".join([mask.to_bytes(8 * mask_words, "little") for mask in masks]),
         *places,
     )
-    keys = Attention.from_buffer_copy(_NOTHING)
+    keys = Attention(max_tile_rows=min(most_rows, TILE_ROWS))
     keys.tiles, keys.tile_slots, keys.slots, keys.begins = places[:4]
     keys.ends, keys.own_begins, keys.own_starts, keys.own_slots = places[4:]
     keys.num_tiles = compiled_library()[0].plan_rows(ctypes.addressof(call))
     return RowKeys(struct=keys, num_rows=start, memory=words)
-
-
-_NOTHING = Attention(max_tile_rows=TILE_ROWS)
 
 
 def _make_room(

@@ -6,6 +6,8 @@
 #include <immintrin.h>
 #include <math.h>
 
+#include <initializer_list>
+
 #include "lanes.h"
 #include "products.h"
 #include "rounding.h"
@@ -13,6 +15,7 @@
 namespace {
 
 constexpr int64_t kChunk = outrider::kChunkKeys;
+constexpr int64_t kCacheLine = 32;  // bfloat16 numbers
 
 // softcap * tanh(score / softcap)
 INLINE Lanes capped(Lanes scores, float softcap) {
@@ -32,38 +35,49 @@ struct Range {
     int64_t from, to;
 };
 
-// A part of the memory of a call, cut for a tile.
+// A part of the memory of a call, cut for a tile: what the key-value heads share, then theirs.
 struct TileMemory {
     TileMemory(char* memory, int64_t lines, int64_t head_dim)
-        : query(memory),
-          panel(query + (lines * head_dim * 2 + 63) / 64 * 64),
+        : panel(memory),
           values(reinterpret_cast<float*>(panel + head_dim * 2 * kChunk)),
-          outputs(values + head_dim * kChunk),
-          scores(outputs + lines * head_dim),
-          lines(reinterpret_cast<Line*>(scores + lines * kChunk)) {}
-    char* query;     // groups of lines, [steps][lines of the group][4 bytes]
-    char* panel;     // keys: [steps][32 keys][4 bytes]
-    float* values;   // [32 keys][head_dim]
-    float* outputs;  // [lines][head_dim]
-    float* scores;   // [lines][32 keys], then their weights
+          scores(values + head_dim * kChunk),
+          heads(reinterpret_cast<char*>(scores + lines * kChunk)) {}
+    char* panel;    // keys: [steps][32 keys][4 bytes]
+    float* values;  // [32 keys][head_dim]
+    float* scores;  // [lines][32 keys], then their weights
+    char* heads;
+};
+
+// What a key-value head keeps while chunk after chunk is read.
+struct HeadMemory {
+    HeadMemory(char* memory, int64_t lines, int64_t head_dim)
+        : lines(reinterpret_cast<Line*>(memory)),
+          outputs(reinterpret_cast<float*>(this->lines + lines)),
+          query(reinterpret_cast<char*>(outputs + lines * head_dim)) {}
+    static int64_t bytes(int64_t lines, int64_t head_dim) {
+        return (lines * (int64_t(sizeof(Line)) + 6 * head_dim) + 63) / 64 * 64;
+    }
     Line* lines;
+    float* outputs;  // [lines][head_dim]
+    char* query;     // groups of lines, [steps][lines of the group][4 bytes]
 };
 
 template <class Table>
 class TileAttention {
    public:
-    TileAttention(const outrider::Attention& call, int64_t tile, int64_t kv_head, char* memory)
+    TileAttention(const outrider::Attention& call, const outrider::AttendedTile& tile)
         : call_(call),
-          first_(call.tiles[2 * tile]),
-          num_rows_(call.tiles[2 * tile + 1] - first_),
-          slots_(call.slots + call.tile_slots[tile]),
-          kv_head_(kv_head),
+          tile_(tile),
+          first_(call.tiles[2 * tile.tile]),
+          num_rows_(call.tiles[2 * tile.tile + 1] - first_),
+          slots_(call.slots + call.tile_slots[tile.tile]),
+          stride_(call.num_kv_heads * call.head_dim),
           group_(call.num_query_heads / call.num_kv_heads),
           dim_(call.head_dim),
-          memory_(memory, num_rows_ * group_, dim_) {}
+          memory_(tile.memory, num_rows_ * group_, dim_),
+          head_(memory_.heads, num_rows_ * group_, dim_) {}
 
     void run() {
-        begin_lines();
         int64_t begin = INT64_MAX, end = 0;
         for (int64_t row = 0; row < num_rows_; ++row) {
             const int64_t last = shared_end(row);
@@ -71,16 +85,37 @@ class TileAttention {
             begin = call_.begins[first_ + row] < begin ? call_.begins[first_ + row] : begin;
             end = last > end ? last : end;
         }
-        if (begin < end) pack_query(0, num_rows_);
+        for_each_head([&] {
+            begin_lines();
+            if (begin < end) pack_query(0, num_rows_);
+        });
+        // Head after head in a chunk, as slot after slot lies in memory.
         for (int64_t chunk = begin / kChunk * kChunk; chunk < end; chunk += kChunk) {
-            take_keys(slots_ + chunk, end - chunk < kChunk ? end - chunk : kChunk);
-            add_chunk(0, num_rows_, chunk, true);
+            for_each_head([&] {
+                take_keys(slots_ + chunk, end - chunk < kChunk ? end - chunk : kChunk);
+                fetch(slots_ + chunk + kChunk, end - chunk - kChunk);
+                add_chunk(0, num_rows_, chunk, true);
+            });
         }
-        for (int64_t row = 0; row < num_rows_; ++row) add_own(row);
-        for (int64_t row = 0; row < num_rows_; ++row) finish(row);
+        for_each_head([&] {
+            for (int64_t row = 0; row < num_rows_; ++row) add_own(row);
+            for (int64_t row = 0; row < num_rows_; ++row) finish(row);
+        });
     }
 
    private:
+    template <class Act>
+    INLINE void for_each_head(Act act) {
+        const int64_t lines = num_rows_ * group_;
+        for (kv_head_ = tile_.first_head; kv_head_ < tile_.end_head; ++kv_head_) {
+            const int64_t before = kv_head_ - tile_.first_head;
+            keys_ = call_.keys + kv_head_ * dim_;
+            values_ = call_.values + kv_head_ * dim_;
+            head_ = HeadMemory(memory_.heads + before * HeadMemory::bytes(lines, dim_), lines, dim_);
+            act();
+        }
+    }
+
     int64_t shared_end(int64_t row) const {
         const int64_t end = call_.ends[first_ + row], own = call_.own_begins[first_ + row];
         return end < own ? end : own;
@@ -98,9 +133,9 @@ class TileAttention {
 
     void begin_lines() {
         for (int64_t line = 0; line < num_rows_ * group_; ++line) {
-            memory_.lines[line] = Line{Lanes{}, -INFINITY, 0.0f};
+            head_.lines[line] = Line{Lanes{}, -INFINITY, 0.0f};
         }
-        memset(memory_.outputs, 0, size_t(num_rows_ * group_ * dim_) * sizeof(float));
+        memset(head_.outputs, 0, size_t(num_rows_ * group_ * dim_) * sizeof(float));
     }
 
     // Packs the lines of the rows [first, last) into groups, as the kernels take them.
@@ -108,7 +143,7 @@ class TileAttention {
         const outrider::Groups groups((last - first) * group_, Table::kMost);
         for (int64_t group = 0; group < groups.count; ++group) {
             const int64_t start = groups.start(group), size = groups.size(group);
-            char* place = memory_.query + start * dim_ * 2;
+            char* place = head_.query + start * dim_ * 2;
             for (int64_t each = 0; each < size; ++each) {
                 const int64_t line = start + each;
                 const uint16_t* from = query_of(first + line / group_) + line % group_ * dim_;
@@ -121,30 +156,36 @@ class TileAttention {
 
     // Makes `count` keys a panel, and their values float32.
     void take_keys(const int32_t* slots, int64_t count) {
-        const int64_t stride = call_.num_kv_heads * dim_;
-        const uint16_t* keys = call_.keys + kv_head_ * dim_;
-        const uint16_t* values = call_.values + kv_head_ * dim_;
-        for (int64_t key = 0; key < count; key += 4) {
-            const float* from[4];
-            for (int64_t each = 0; each < 4; ++each) {
+        for (int64_t key = 0; key < count; key += kPartLanes) {
+            const float* from[kPartLanes];
+            for (int64_t each = 0; each < kPartLanes; ++each) {
                 const int64_t number = key + each < count ? key + each : key;
-                from[each] = reinterpret_cast<const float*>(keys + slots[number] * stride);
+                from[each] = reinterpret_cast<const float*>(keys_ + slots[number] * stride_);
             }
+            float* to = reinterpret_cast<float*>(memory_.panel) + key;
             for (int64_t step = 0; step < dim_ / 2; step += 4) {
-                __m128 a = _mm_loadu_ps(from[0] + step), b = _mm_loadu_ps(from[1] + step);
-                __m128 c = _mm_loadu_ps(from[2] + step), d = _mm_loadu_ps(from[3] + step);
-                _MM_TRANSPOSE4_PS(a, b, c, d);
-                float* to = reinterpret_cast<float*>(memory_.panel) + step * kChunk + key;
-                _mm_storeu_ps(to, a);
-                _mm_storeu_ps(to + kChunk, b);
-                _mm_storeu_ps(to + 2 * kChunk, c);
-                _mm_storeu_ps(to + 3 * kChunk, d);
+                Table::transpose(from, step, to + step * kChunk);
             }
         }
         for (int64_t key = 0; key < count; ++key) {
-            const uint16_t* from = values + slots[key] * stride;
+            const uint16_t* from = values_ + slots[key] * stride_;
             for (int64_t d = 0; d < dim_; d += kLanes) {
                 store(memory_.values + key * dim_ + d, widened_lanes(from + d));
+            }
+        }
+    }
+
+    // Has a head's part of the next chunk's slots brought into the cache: blocks lie anywhere.
+    // (Inlined: compilers drop the call of a function that does nothing else.)
+    INLINE void fetch(const int32_t* slots, int64_t count) const {
+        const int64_t first = tile_.first_head, heads = tile_.end_head - first;
+        const int64_t last = ((kv_head_ - first + 1) * kChunk + heads - 1) / heads;
+        for (int64_t key = (kv_head_ - first) * kChunk / heads; key < last && key < count; ++key) {
+            const int64_t from = slots[key] * stride_ + first * dim_;
+            for (const uint16_t* rows : {call_.keys + from, call_.values + from}) {
+                for (int64_t d = 0; d < heads * dim_; d += kCacheLine) {
+                    __builtin_prefetch(rows + d, 0, 2);
+                }
             }
         }
     }
@@ -160,7 +201,7 @@ class TileAttention {
                 float* scores = memory_.scores + (row - first) * group_ * kChunk;
                 const int64_t lines = (next - row) * group_;
                 for (int64_t line = 0; line < lines; ++line) {
-                    weigh(memory_.lines[row * group_ + line], scores + line * kChunk, range);
+                    weigh(head_.lines[row * group_ + line], scores + line * kChunk, range);
                 }
                 add_values(row * group_, lines, scores, range);
             }
@@ -175,7 +216,7 @@ class TileAttention {
             const int64_t start = groups.start(group);
             outrider::Block block;
             block.weights = memory_.panel;
-            block.rows = memory_.query + start * dim_ * 2;
+            block.rows = head_.query + start * dim_ * 2;
             block.prefetch = memory_.panel;
             block.prefetch_stride = 0;
             block.steps = dim_ / 2;
@@ -188,15 +229,15 @@ class TileAttention {
     void weigh(Line& line, float* scores, Range range) const {
         Lanes left = ready(load(scores), range.from, range.to);
         Lanes right = ready(load(scores + kLanes), range.from - kLanes, range.to - kLanes);
-        float tops[kLanes];
-        store(tops, where_greater(left, right, left, right));
-        const float top = Table::largest(tops);
-        const float highest = top > line.highest ? top : line.highest;
-        line.kept = exponential_of(line.highest - highest);
-        line.highest = highest;
-        left = weights_of(left, highest);
-        right = weights_of(right, highest);
-        line.total = line.total * line.kept + left + right;
+        const float top = largest_of(larger(left, right));
+        line.kept = 1.0f;
+        if (top > line.highest) {
+            line.kept = exponential_of(line.highest - top);
+            line.highest = top;
+        }
+        left = weights_of(left, line.highest);
+        right = weights_of(right, line.highest);
+        line.total = fused(line.total, line.kept, left + right);
         store(scores, left);
         store(scores + kLanes, right);
     }
@@ -218,24 +259,28 @@ class TileAttention {
     }
 
     void add_values(int64_t first, int64_t lines, const float* weights, Range range) {
-        for (int64_t line = 0; line < lines; line += Table::kValueLines) {
-            const float* own = weights + line * kChunk;
-            if (line + Table::kValueLines <= lines) {
-                add_values_of<Table::kValueLines>(first + line, own, range);
-            } else {
-                for (int64_t each = line; each < lines; ++each, own += kChunk) {
-                    add_values_of<1>(first + each, own, range);
-                }
-            }
+        const outrider::Groups groups(lines, Table::kValueLines);
+        for (int64_t group = 0; group < groups.count; ++group) {
+            const int64_t start = groups.start(group);
+            add_group(groups.size(group), first + start, weights + start * kChunk, range);
         }
+    }
+
+    template <int kLines = Table::kValueLines>
+    INLINE void add_group(int64_t lines, int64_t first, const float* weights, Range range) {
+        if constexpr (kLines > 1) {
+            if (lines < kLines) return add_group<kLines - 1>(lines, first, weights, range);
+        }
+        add_values_of<kLines>(first, weights, range);
     }
 
     // output = output * kept + weights @ values, one key after the other, for a few lines.
     template <int kLines>
     void add_values_of(int64_t first, const float* weights, Range range) {
+        constexpr int kWidth = Table::kValueWidth;
         int64_t d = 0;
-        for (; d + 4 * kLanes <= dim_; d += 4 * kLanes) {
-            add_width<kLines, 4>(first, weights, range, d);
+        for (; d + kWidth * kLanes <= dim_; d += kWidth * kLanes) {
+            add_width<kLines, kWidth>(first, weights, range, d);
         }
         for (; d < dim_; d += kLanes) add_width<kLines, 1>(first, weights, range, d);
     }
@@ -243,13 +288,13 @@ class TileAttention {
     template <int kLines, int kWidth>
     INLINE void add_width(int64_t first, const float* weights, Range range, int64_t d) {
         Lanes sums[kLines][kWidth];
-        float* output = memory_.outputs + first * dim_ + d;
+        float* output = head_.outputs + first * dim_ + d;
 #pragma GCC unroll 4
         for (int line = 0; line < kLines; ++line) {
 #pragma GCC unroll 4
             for (int part = 0; part < kWidth; ++part) {
                 sums[line][part] =
-                    load(output + line * dim_ + part * kLanes) * memory_.lines[first + line].kept;
+                    load(output + line * dim_ + part * kLanes) * head_.lines[first + line].kept;
             }
         }
         for (int64_t key = range.from; key < range.to; ++key) {
@@ -259,7 +304,8 @@ class TileAttention {
                 const Lanes value = load(values + part * kLanes);
 #pragma GCC unroll 4
                 for (int line = 0; line < kLines; ++line) {
-                    sums[line][part] += value * weights[line * kChunk + key];
+                    sums[line][part] =
+                        fused(value, weights[line * kChunk + key], sums[line][part]);
                 }
             }
         }
@@ -288,8 +334,8 @@ class TileAttention {
         uint16_t* y = call_.output +
                       ((first_ + row) * call_.num_query_heads + kv_head_ * group_) * dim_;
         for (int64_t head = 0; head < group_; ++head, y += dim_) {
-            const Line& line = memory_.lines[row * group_ + head];
-            const float* output = memory_.outputs + (row * group_ + head) * dim_;
+            const Line& line = head_.lines[row * group_ + head];
+            const float* output = head_.outputs + (row * group_ + head) * dim_;
             float total = total_of(line.total), kept = 1.0f;
             if (call_.sinks) {
                 const float sink = call_.sinks[kv_head_ * group_ + head];
@@ -297,20 +343,28 @@ class TileAttention {
                 kept = exponential_of(line.highest - top);
                 total = total * kept + exponential_of(sink - top);
             }
-            for (int64_t d = 0; d < dim_; ++d) y[d] = rounded(output[d] * kept / total);
+            for (int64_t d = 0; d < dim_; d += kLanes) {
+                store_rounded(y + d, load(output + d) * kept / filled(total));
+            }
         }
     }
 
     const outrider::Attention& call_;
+    const outrider::AttendedTile& tile_;
     const int64_t first_, num_rows_;
     const int32_t* slots_;
-    const int64_t kv_head_, group_, dim_;
+    const int64_t stride_;  // from a slot to the next
+    const int64_t group_, dim_;
     const TileMemory memory_;
+    // Of the head that is being computed:
+    int64_t kv_head_ = 0;
+    const uint16_t *keys_ = nullptr, *values_ = nullptr;
+    HeadMemory head_;
 };
 
 template <class Table>
-void attend_tile(const outrider::Attention& call, int64_t tile, int64_t kv_head, char* memory) {
-    TileAttention<Table>(call, tile, kv_head, memory).run();
+void attend_tile(const outrider::Attention& call, const outrider::AttendedTile& tile) {
+    TileAttention<Table>(call, tile).run();
 }
 
 }  // namespace

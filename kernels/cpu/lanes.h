@@ -3,6 +3,7 @@
 // Included by each instruction set's file behind its `#pragma GCC target`; see rounding.h.
 #pragma once
 
+#include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -50,6 +51,20 @@ INLINE void take_parts(const Lanes& lanes, Take take) {
 }
 
 INLINE float first_of(const Lanes& lanes) { return lanes[0]; }
+
+INLINE LanePart fused_part(LanePart a, LanePart b, LanePart c) {
+    return LanePart(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+}
+
+INLINE LanePart larger_part(LanePart a, LanePart b) {
+    return LanePart(_mm512_max_ps(__m512(a), __m512(b)));
+}
+
+INLINE IntPart widened_part(HalfPart halves) {
+    return IntPart(_mm512_cvtepu16_epi32(__m256i(halves)));
+}
+
+INLINE float largest_of(const Lanes& lanes) { return _mm512_reduce_max_ps(__m512(lanes)); }
 #else
 struct Lanes {
     LanePart low, high;
@@ -73,6 +88,25 @@ INLINE void take_parts(const Lanes& lanes, Take take) {
 
 INLINE float first_of(const Lanes& lanes) { return lanes.low[0]; }
 
+INLINE LanePart fused_part(LanePart a, LanePart b, LanePart c) {
+    return LanePart(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
+}
+
+INLINE LanePart larger_part(LanePart a, LanePart b) {
+    return LanePart(_mm256_max_ps(__m256(a), __m256(b)));
+}
+
+INLINE IntPart widened_part(HalfPart halves) {
+    return IntPart(_mm256_cvtepu16_epi32(__m128i(halves)));
+}
+
+INLINE float largest_of(const Lanes& lanes) {
+    const __m256 eight = __m256(larger_part(lanes.low, lanes.high));
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
 INLINE Lanes operator+(const Lanes& a, const Lanes& b) { return {a.low + b.low, a.high + b.high}; }
 INLINE Lanes operator-(const Lanes& a, const Lanes& b) { return {a.low - b.low, a.high - b.high}; }
 INLINE Lanes operator*(const Lanes& a, const Lanes& b) { return {a.low * b.low, a.high * b.high}; }
@@ -90,6 +124,17 @@ INLINE Lanes filled(float value) {
     return of_parts([=](int64_t) { return LanePart{} + value; });
 }
 
+// a * b + c, rounded once.
+INLINE Lanes fused(const Lanes& a, const Lanes& b, const Lanes& c) {
+    return by_part(fused_part, a, b, c);
+}
+
+INLINE Lanes fused(const Lanes& a, float b, const Lanes& c) { return fused(a, filled(b), c); }
+INLINE Lanes fused(const Lanes& a, const Lanes& b, float c) { return fused(a, b, filled(c)); }
+
+// The larger of each pair; the second where one is no number.
+INLINE Lanes larger(const Lanes& a, const Lanes& b) { return by_part(larger_part, a, b); }
+
 INLINE Lanes load(const float* from) {
     return of_parts([=](int64_t lane) {
         LanePart part;
@@ -106,7 +151,7 @@ INLINE Lanes widened_lanes(const uint16_t* from) {
     return of_parts([=](int64_t lane) {
         HalfPart halves;
         memcpy(&halves, from + lane, sizeof halves);
-        return LanePart(__builtin_convertvector(halves, IntPart) << 16);
+        return LanePart(widened_part(halves) << 16);
     });
 }
 
@@ -132,19 +177,18 @@ INLINE void store_rounded(uint16_t* to, const Lanes& lanes) {
 
 // e to the power of x, for x from -87 to 88 and clamped to that; exactly 1 at 0.
 INLINE Lanes exponential(Lanes x) {
-    const Lanes least = filled(-87.0f), most = filled(88.0f);
-    x = where_greater(least, x, least, x);
-    x = where_greater(x, most, most, x);
+    x = larger(filled(-87.0f), x);
+    x = -larger(filled(-88.0f), -x);
     const Lanes magic = filled(12582912.0f);  // its last digit is 1: adding it rounds
-    const Lanes shifted = x * 1.44269504f + magic;
-    const Lanes power = shifted - magic;
-    const Lanes rest = x - power * 0.693359375f + power * 2.12194440e-4f;
-    Lanes sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;  // the polynomial of Cephes' expf
-    sum = sum * rest + 8.3334519073e-3f;
-    sum = sum * rest + 4.1665795894e-2f;
-    sum = sum * rest + 1.6666665459e-1f;
-    sum = sum * rest + 5.0000001201e-1f;
-    sum = sum * rest * rest + rest + 1.0f;
+    const Lanes power = fused(x, 1.44269504f, magic) - magic;
+    const Lanes rest = fused(power, 2.12194440e-4f, fused(power, -0.693359375f, x));
+    // The polynomial of Cephes' expf.
+    Lanes sum = fused(rest, 1.9875691500e-4f, filled(1.3981999507e-3f));
+    sum = fused(sum, rest, 8.3334519073e-3f);
+    sum = fused(sum, rest, 4.1665795894e-2f);
+    sum = fused(sum, rest, 1.6666665459e-1f);
+    sum = fused(sum, rest, 5.0000001201e-1f);
+    sum = fused(sum, rest * rest, rest) + 1.0f;
     return by_part(
         [](LanePart mantissa, LanePart exponent) {
             return LanePart(IntPart(mantissa) + (__builtin_convertvector(exponent, IntPart) << 23));

@@ -87,11 +87,26 @@ struct Attention {
     float scale, softcap;                       // softcap: 0 for none
 };
 
-// Bytes that attend_tile works in.
-inline int64_t tile_memory(const Attention& call) {
-    const int64_t lines = call.max_tile_rows * (call.num_query_heads / call.num_kv_heads);
-    const int64_t line_bytes = 6 * call.head_dim + 4 * kChunkKeys + 128;
-    return lines * line_bytes + 6 * call.head_dim * kChunkKeys + 2 * kPanelStepBytes;
+// A tile's rows and the query heads of some key-value heads, and memory to work in.
+struct AttendedTile {
+    int64_t tile, first_head, end_head;
+    char* memory;
+};
+
+// Query heads of rows that share a key-value head, at most.
+inline int64_t tile_lines(const Attention& call) {
+    return call.max_tile_rows * (call.num_query_heads / call.num_kv_heads);
+}
+
+// Bytes that attend_tile keeps for a key-value head from chunk to chunk.
+inline int64_t head_memory(const Attention& call) {
+    return tile_lines(call) * (6 * call.head_dim + 128) + 63;
+}
+
+// Bytes that attend_tile works in, for so many key-value heads.
+inline int64_t tile_memory(const Attention& call, int64_t heads) {
+    const int64_t chunk_bytes = (tile_lines(call) * 4 + 6 * call.head_dim) * kChunkKeys;
+    return heads * head_memory(call) + chunk_bytes;
 }
 
 // All that an instruction set brings for one kind of weights.
@@ -101,8 +116,7 @@ struct Kernels {
     void (*finish)(const Outputs&);
     // int8: x, bfloat16 [in_features] -> what the kernels multiply; returns the row's scale.
     float (*quantise)(const uint16_t* x, int64_t in_features, uint8_t* quantised);
-    // bfloat16: a tile's rows and the query heads of one key-value head; memory: tile_memory.
-    void (*attend)(const Attention&, int64_t tile, int64_t kv_head, char* memory);
+    void (*attend)(const Attention&, const AttendedTile&);  // bfloat16
 };
 
 // Null where it is not known.

@@ -98,16 +98,27 @@ void multiply(const Block& block) {
     }
 }
 
+constexpr int64_t kPanelFloats = outrider::kPanelColumns;
+
+// Four steps of a key and of the fourth key behind it.
+INLINE __m256 two_keys(const float* const* keys, int64_t step) {
+    return _mm256_set_m128(_mm_loadu_ps(keys[4] + step), _mm_loadu_ps(keys[0] + step));
+}
+
 template <class Dot>
 struct ByRows {
     static constexpr int64_t kMost = kMaxGroupRows;
-    static constexpr int kValueLines = 1;  // of attention: 4 sums of two registers
-    static float largest(const float* lanes) {
-        const __m256 eight = _mm256_max_ps(_mm256_loadu_ps(lanes), _mm256_loadu_ps(lanes + 8));
-        const __m128 four =
-            _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-        const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-        return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+    // Of attention: sums of 3 lines and 2 lanes, which are two registers each.
+    static constexpr int kValueLines = 3, kValueWidth = 2;
+    static void transpose(const float* const* keys, int64_t step, float* to) {
+        const __m256 a = two_keys(keys, step), b = two_keys(keys + 1, step);
+        const __m256 c = two_keys(keys + 2, step), d = two_keys(keys + 3, step);
+        const __m256 low_ab = _mm256_unpacklo_ps(a, b), high_ab = _mm256_unpackhi_ps(a, b);
+        const __m256 low_cd = _mm256_unpacklo_ps(c, d), high_cd = _mm256_unpackhi_ps(c, d);
+        _mm256_storeu_ps(to, _mm256_shuffle_ps(low_ab, low_cd, 0x44));
+        _mm256_storeu_ps(to + kPanelFloats, _mm256_shuffle_ps(low_ab, low_cd, 0xee));
+        _mm256_storeu_ps(to + 2 * kPanelFloats, _mm256_shuffle_ps(high_ab, high_cd, 0x44));
+        _mm256_storeu_ps(to + 3 * kPanelFloats, _mm256_shuffle_ps(high_ab, high_cd, 0xee));
     }
     static constexpr void (*kKernels[kMaxGroupRows])(const Block&) = {
         multiply<Dot, 1>, multiply<Dot, 2>, multiply<Dot, 3>};
