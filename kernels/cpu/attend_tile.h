@@ -15,6 +15,7 @@
 namespace {
 
 constexpr int64_t kChunk = outrider::kChunkKeys;
+constexpr int64_t kStep = outrider::kStepBytes;
 constexpr int64_t kCacheLine = 32;  // bfloat16 numbers
 
 // softcap * tanh(score / softcap)
@@ -39,7 +40,7 @@ struct Range {
 struct TileMemory {
     TileMemory(char* memory, int64_t lines, int64_t head_dim)
         : panel(memory),
-          values(reinterpret_cast<float*>(panel + head_dim * 2 * kChunk)),
+          values(reinterpret_cast<float*>(panel + head_dim * 4 * kChunk)),
           scores(values + head_dim * kChunk),
           heads(reinterpret_cast<char*>(scores + lines * kChunk)) {}
     char* panel;    // keys: [steps][32 keys][4 bytes]
@@ -55,7 +56,7 @@ struct HeadMemory {
           outputs(reinterpret_cast<float*>(this->lines + lines)),
           query(reinterpret_cast<char*>(outputs + lines * head_dim)) {}
     static int64_t bytes(int64_t lines, int64_t head_dim) {
-        return (lines * (int64_t(sizeof(Line)) + 6 * head_dim) + 63) / 64 * 64;
+        return (lines * (int64_t(sizeof(Line)) + 8 * head_dim) + 63) / 64 * 64;
     }
     Line* lines;
     float* outputs;  // [lines][head_dim]
@@ -107,14 +108,17 @@ class TileAttention {
     template <class Act>
     INLINE void for_each_head(Act act) {
         const int64_t lines = num_rows_ * group_;
+        char* memory = memory_.heads;
         for (kv_head_ = tile_.first_head; kv_head_ < tile_.end_head; ++kv_head_) {
-            const int64_t before = kv_head_ - tile_.first_head;
             keys_ = call_.keys + kv_head_ * dim_;
             values_ = call_.values + kv_head_ * dim_;
-            head_ = HeadMemory(memory_.heads + before * HeadMemory::bytes(lines, dim_), lines, dim_);
+            head_ = HeadMemory(memory, lines, dim_);
             act();
+            memory += HeadMemory::bytes(lines, dim_);
         }
     }
+
+    int64_t steps() const { return dim_ / 2 * Table::kPairSteps; }
 
     int64_t shared_end(int64_t row) const {
         const int64_t end = call_.ends[first_ + row], own = call_.own_begins[first_ + row];
@@ -143,12 +147,13 @@ class TileAttention {
         const outrider::Groups groups((last - first) * group_, Table::kMost);
         for (int64_t group = 0; group < groups.count; ++group) {
             const int64_t start = groups.start(group), size = groups.size(group);
-            char* place = head_.query + start * dim_ * 2;
+            char* place = head_.query + start * steps() * kStep;
             for (int64_t each = 0; each < size; ++each) {
                 const int64_t line = start + each;
                 const uint16_t* from = query_of(first + line / group_) + line % group_ * dim_;
-                for (int64_t step = 0; step < dim_ / 2; ++step) {
-                    memcpy(place + (step * size + each) * 4, from + 2 * step, 4);
+                for (int64_t pair = 0; pair < dim_ / 2; ++pair) {
+                    Table::pack_pair(place + (pair * Table::kPairSteps * size + each) * kStep,
+                                     size * kStep, from + 2 * pair);
                 }
             }
         }
@@ -162,9 +167,9 @@ class TileAttention {
                 const int64_t number = key + each < count ? key + each : key;
                 from[each] = reinterpret_cast<const float*>(keys_ + slots[number] * stride_);
             }
-            float* to = reinterpret_cast<float*>(memory_.panel) + key;
-            for (int64_t step = 0; step < dim_ / 2; step += 4) {
-                Table::transpose(from, step, to + step * kChunk);
+            for (int64_t pair = 0; pair < dim_ / 2; pair += 4) {
+                const int64_t step = pair * Table::kPairSteps;
+                Table::transpose(from, pair, memory_.panel + (step * kChunk + key) * kStep);
             }
         }
         for (int64_t key = 0; key < count; ++key) {
@@ -175,8 +180,9 @@ class TileAttention {
         }
     }
 
-    // Has a head's part of the next chunk's slots brought into the cache: blocks lie anywhere.
-    // (Inlined: compilers drop the call of a function that does nothing else.)
+    // Has a head's part of the next chunk's slots brought into the level-2 cache: blocks lie
+    // anywhere, and level 1 has no room for two chunks. Inlined, because compilers drop the call of
+    // a function that does nothing else.
     INLINE void fetch(const int32_t* slots, int64_t count) const {
         const int64_t first = tile_.first_head, heads = tile_.end_head - first;
         const int64_t last = ((kv_head_ - first + 1) * kChunk + heads - 1) / heads;
@@ -216,10 +222,10 @@ class TileAttention {
             const int64_t start = groups.start(group);
             outrider::Block block;
             block.weights = memory_.panel;
-            block.rows = head_.query + start * dim_ * 2;
+            block.rows = head_.query + start * steps() * kStep;
             block.prefetch = memory_.panel;
             block.prefetch_stride = 0;
-            block.steps = dim_ / 2;
+            block.steps = steps();
             block.sums = memory_.scores + start * kChunk;
             Table::kKernels[groups.size(group) - 1](block);
         }
@@ -304,8 +310,8 @@ class TileAttention {
                 const Lanes value = load(values + part * kLanes);
 #pragma GCC unroll 4
                 for (int line = 0; line < kLines; ++line) {
-                    sums[line][part] =
-                        fused(value, weights[line * kChunk + key], sums[line][part]);
+                    const float weight = weights[line * kChunk + key];
+                    sums[line][part] = fused(value, weight, sums[line][part]);
                 }
             }
         }

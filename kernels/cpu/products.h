@@ -72,7 +72,7 @@ constexpr int64_t kChunkKeys = kPanelColumns;
 // are in slots that its tile shares, the others, a tree's, in slots of its own.
 struct Attention {
     int64_t num_query_heads, num_kv_heads, head_dim;
-    int64_t num_tiles, max_tile_rows;
+    int64_t num_tiles, max_tile_rows;  // rows of the largest tile
     const uint16_t* query;   // bfloat16 [rows, num_query_heads, head_dim]
     const uint16_t* keys;    // bfloat16 [slots, num_kv_heads, head_dim]
     const uint16_t* values;  // likewise
@@ -100,12 +100,12 @@ inline int64_t tile_lines(const Attention& call) {
 
 // Bytes that attend_tile keeps for a key-value head from chunk to chunk.
 inline int64_t head_memory(const Attention& call) {
-    return tile_lines(call) * (6 * call.head_dim + 128) + 63;
+    return tile_lines(call) * (8 * call.head_dim + 128) + 63;
 }
 
 // Bytes that attend_tile works in, for so many key-value heads.
 inline int64_t tile_memory(const Attention& call, int64_t heads) {
-    const int64_t chunk_bytes = (tile_lines(call) * 4 + 6 * call.head_dim) * kChunkKeys;
+    const int64_t chunk_bytes = (tile_lines(call) * 4 + 8 * call.head_dim) * kChunkKeys;
     return heads * head_memory(call) + chunk_bytes;
 }
 
@@ -116,7 +116,8 @@ struct Kernels {
     void (*finish)(const Outputs&);
     // int8: x, bfloat16 [in_features] -> what the kernels multiply; returns the row's scale.
     float (*quantise)(const uint16_t* x, int64_t in_features, uint8_t* quantised);
-    void (*attend)(const Attention&, const AttendedTile&);  // bfloat16
+    // bfloat16: a tile's rows and some heads.
+    void (*attend)(const Attention&, const AttendedTile&);
 };
 
 // Null where it is not known.

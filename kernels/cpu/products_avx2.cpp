@@ -34,6 +34,15 @@ struct Bfloat16 {
     }
 };
 
+// Widened once: attention multiplies a panel of keys with many rows.
+struct Float32 : Bfloat16 {
+    using Pair = __m256;
+    static Pair ready(__m256i bits) { return _mm256_castsi256_ps(bits); }
+    static Sums add(Sums sums, Pair row, Pair weights) {
+        return _mm256_fmadd_ps(row, weights, sums);
+    }
+};
+
 struct Int8 {
     using Sums = __m256i;
     using Pair = __m256i;
@@ -98,35 +107,49 @@ void multiply(const Block& block) {
     }
 }
 
-constexpr int64_t kPanelFloats = outrider::kPanelColumns;
-
-// Four steps of a key and of the fourth key behind it.
-INLINE __m256 two_keys(const float* const* keys, int64_t step) {
-    return _mm256_set_m128(_mm_loadu_ps(keys[4] + step), _mm_loadu_ps(keys[0] + step));
-}
-
 template <class Dot>
 struct ByRows {
     static constexpr int64_t kMost = kMaxGroupRows;
-    // Of attention: sums of 3 lines and 2 lanes, which are two registers each.
-    static constexpr int kValueLines = 3, kValueWidth = 2;
-    static void transpose(const float* const* keys, int64_t step, float* to) {
-        const __m256 a = two_keys(keys, step), b = two_keys(keys + 1, step);
-        const __m256 c = two_keys(keys + 2, step), d = two_keys(keys + 3, step);
-        const __m256 low_ab = _mm256_unpacklo_ps(a, b), high_ab = _mm256_unpackhi_ps(a, b);
-        const __m256 low_cd = _mm256_unpacklo_ps(c, d), high_cd = _mm256_unpackhi_ps(c, d);
-        _mm256_storeu_ps(to, _mm256_shuffle_ps(low_ab, low_cd, 0x44));
-        _mm256_storeu_ps(to + kPanelFloats, _mm256_shuffle_ps(low_ab, low_cd, 0xee));
-        _mm256_storeu_ps(to + 2 * kPanelFloats, _mm256_shuffle_ps(high_ab, high_cd, 0x44));
-        _mm256_storeu_ps(to + 3 * kPanelFloats, _mm256_shuffle_ps(high_ab, high_cd, 0xee));
-    }
     static constexpr void (*kKernels[kMaxGroupRows])(const Block&) = {
         multiply<Dot, 1>, multiply<Dot, 2>, multiply<Dot, 3>};
 };
 
+// Four pairs of a key and of the fourth key behind it.
+INLINE __m256 two_keys(const float* const* keys, int64_t pair) {
+    return _mm256_set_m128(_mm_loadu_ps(keys[4] + pair), _mm_loadu_ps(keys[0] + pair));
+}
+
+struct ForAttention : ByRows<Float32> {
+    static constexpr int kPairSteps = 2;  // steps that a pair of numbers takes
+    static constexpr int kValueLines = 3, kValueWidth = 2;  // lanes are two registers
+
+    static void pack_pair(char* to, int64_t step_bytes, const uint16_t* pair) {
+        const float even = widened(pair[0]), odd = widened(pair[1]);
+        memcpy(to, &even, sizeof even);
+        memcpy(to + step_bytes, &odd, sizeof odd);
+    }
+
+    static void transpose(const float* const* keys, int64_t pair, char* to) {
+        const __m256 a = two_keys(keys, pair), b = two_keys(keys + 1, pair);
+        const __m256 c = two_keys(keys + 2, pair), d = two_keys(keys + 3, pair);
+        const __m256 low_ab = _mm256_unpacklo_ps(a, b), high_ab = _mm256_unpackhi_ps(a, b);
+        const __m256 low_cd = _mm256_unpacklo_ps(c, d), high_cd = _mm256_unpackhi_ps(c, d);
+        store_pair(to, _mm256_shuffle_ps(low_ab, low_cd, 0x44));
+        store_pair(to + 2 * outrider::kPanelStepBytes, _mm256_shuffle_ps(low_ab, low_cd, 0xee));
+        store_pair(to + 4 * outrider::kPanelStepBytes, _mm256_shuffle_ps(high_ab, high_cd, 0x44));
+        store_pair(to + 6 * outrider::kPanelStepBytes, _mm256_shuffle_ps(high_ab, high_cd, 0xee));
+    }
+
+    static void store_pair(char* to, __m256 pairs) {
+        const Bfloat16::Pair widened = Bfloat16::ready(_mm256_castps_si256(pairs));
+        Float32::store(to, widened.even);
+        Float32::store(to + outrider::kPanelStepBytes, widened.odd);
+    }
+};
+
 constexpr outrider::Kernels kBfloat16Kernels = {
     kMaxGroupRows, ByRows<Bfloat16>::kKernels, finish_bfloat16, nullptr,
-    attend_tile<ByRows<Bfloat16>>};
+    attend_tile<ForAttention>};
 constexpr outrider::Kernels kInt8Kernels = {kMaxGroupRows, ByRows<Int8>::kKernels,
                                             finish_int8<0>, quantise_row<0>, nullptr};
 

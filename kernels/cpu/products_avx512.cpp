@@ -75,31 +75,9 @@ void multiply(const Block& block) {
     }
 }
 
-constexpr int64_t kPanelFloats = outrider::kPanelColumns;
-
-// Four steps of a key and of every fourth key behind it.
-INLINE __m512 four_keys(const float* const* keys, int64_t step) {
-    __m512 four = _mm512_castps128_ps512(_mm_loadu_ps(keys[0] + step));
-    four = _mm512_insertf32x4(four, _mm_loadu_ps(keys[4] + step), 1);
-    four = _mm512_insertf32x4(four, _mm_loadu_ps(keys[8] + step), 2);
-    return _mm512_insertf32x4(four, _mm_loadu_ps(keys[12] + step), 3);
-}
-
 template <class Dot>
 struct ByRows {
     static constexpr int64_t kMost = kMaxGroupRows;
-    // Of attention: sums of 4 lines and 4 lanes.
-    static constexpr int kValueLines = 4, kValueWidth = 4;
-    static void transpose(const float* const* keys, int64_t step, float* to) {
-        const __m512 a = four_keys(keys, step), b = four_keys(keys + 1, step);
-        const __m512 c = four_keys(keys + 2, step), d = four_keys(keys + 3, step);
-        const __m512 low_ab = _mm512_unpacklo_ps(a, b), high_ab = _mm512_unpackhi_ps(a, b);
-        const __m512 low_cd = _mm512_unpacklo_ps(c, d), high_cd = _mm512_unpackhi_ps(c, d);
-        _mm512_storeu_ps(to, _mm512_shuffle_ps(low_ab, low_cd, 0x44));
-        _mm512_storeu_ps(to + kPanelFloats, _mm512_shuffle_ps(low_ab, low_cd, 0xee));
-        _mm512_storeu_ps(to + 2 * kPanelFloats, _mm512_shuffle_ps(high_ab, high_cd, 0x44));
-        _mm512_storeu_ps(to + 3 * kPanelFloats, _mm512_shuffle_ps(high_ab, high_cd, 0xee));
-    }
     static constexpr void (*kKernels[kMaxGroupRows])(const Block&) = {
         multiply<Dot, 1>,  multiply<Dot, 2>,  multiply<Dot, 3>,  multiply<Dot, 4>,
         multiply<Dot, 5>,  multiply<Dot, 6>,  multiply<Dot, 7>,  multiply<Dot, 8>,
@@ -108,9 +86,37 @@ struct ByRows {
     };
 };
 
+// Four pairs of a key and of every fourth key behind it.
+INLINE __m512 four_keys(const float* const* keys, int64_t pair) {
+    __m512 four = _mm512_castps128_ps512(_mm_loadu_ps(keys[0] + pair));
+    four = _mm512_insertf32x4(four, _mm_loadu_ps(keys[4] + pair), 1);
+    four = _mm512_insertf32x4(four, _mm_loadu_ps(keys[8] + pair), 2);
+    return _mm512_insertf32x4(four, _mm_loadu_ps(keys[12] + pair), 3);
+}
+
+struct ForAttention : ByRows<Bfloat16> {
+    static constexpr int kPairSteps = 1;  // steps that a pair of numbers takes
+    static constexpr int kValueLines = 4, kValueWidth = 4;
+
+    static void pack_pair(char* to, int64_t, const uint16_t* pair) { memcpy(to, pair, 4); }
+
+    static void transpose(const float* const* keys, int64_t pair, char* to) {
+        const __m512 a = four_keys(keys, pair), b = four_keys(keys + 1, pair);
+        const __m512 c = four_keys(keys + 2, pair), d = four_keys(keys + 3, pair);
+        const __m512 low_ab = _mm512_unpacklo_ps(a, b), high_ab = _mm512_unpackhi_ps(a, b);
+        const __m512 low_cd = _mm512_unpacklo_ps(c, d), high_cd = _mm512_unpackhi_ps(c, d);
+        _mm512_storeu_ps(to, _mm512_shuffle_ps(low_ab, low_cd, 0x44));
+        _mm512_storeu_ps(to + outrider::kPanelStepBytes, _mm512_shuffle_ps(low_ab, low_cd, 0xee));
+        _mm512_storeu_ps(to + 2 * outrider::kPanelStepBytes,
+                         _mm512_shuffle_ps(high_ab, high_cd, 0x44));
+        _mm512_storeu_ps(to + 3 * outrider::kPanelStepBytes,
+                         _mm512_shuffle_ps(high_ab, high_cd, 0xee));
+    }
+};
+
 constexpr outrider::Kernels kBfloat16Kernels = {
     kMaxGroupRows, ByRows<Bfloat16>::kKernels, finish_bfloat16, nullptr,
-    attend_tile<ByRows<Bfloat16>>};
+    attend_tile<ForAttention>};
 constexpr outrider::Kernels kInt8Kernels = {kMaxGroupRows, ByRows<Int8>::kKernels,
                                             finish_int8<kOffset>, quantise_row<kOffset>, nullptr};
 

@@ -130,6 +130,27 @@ def test_a_row_has_the_bits_of_its_path_alone(
     )
 
 
+@each_instruction_set
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_head_has_the_bits_of_that_head_alone(
+    threads: int, instruction_set: InstructionSet
+) -> None:
+    """So many heads, and so long, that a thread takes them in parts."""
+    batch, caches = chain(70, 16, list(range(70))), random(2, 70, 1, 8, 128)
+    query = random(16, 32, 128, seed=1)
+    with torch_threads(threads):
+        result = attend(batch, query, caches, instruction_set=instruction_set)
+    for head in range(8):
+        own = slice(4 * head, 4 * head + 4)
+        alone = attend(
+            batch,
+            query[:, own],
+            caches[:, :, :, head : head + 1].contiguous(),
+            instruction_set=instruction_set,
+        )
+        assert same_bits(result[:, own], alone)
+
+
 def test_neighbours_do_not_reach_a_row_even_when_infinite() -> None:
     query = random(company(0).query_indptr[-1], 4, 16, seed=1)
     assert_no_neighbour_is_read(attend, query, random(2, 900, 1, 2, 16))
