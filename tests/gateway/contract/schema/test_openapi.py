@@ -23,7 +23,6 @@ GENERATING = (
     "POST /v1/messages",
     "POST /api/chat",
     "POST /api/generate",
-    "POST /infill",
 )
 ADMINISTRATING = ("POST /admin/keys", "POST /admin/teams", "GET /admin/keys/{key_id}")
 OPEN = frozenset({"GET /health", "GET /ready", "GET /ping", "POST /ping"})
