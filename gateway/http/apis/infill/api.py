@@ -17,7 +17,7 @@ from outrider.gateway.http.apis.reading import read_body
 _SAMPLING: Final = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop")},
     **{name: name for name in ("presence_penalty", "frequency_penalty", "ignore_eos")},
-    **{name: name for name in ("grammar", "json_schema", "model")},
+    **{name: name for name in ("json_schema", "model")},
     "repeat_penalty": "repetition_penalty",
 }
 _NAMES: Final = {
@@ -63,6 +63,8 @@ def completion_fields(request: InfillRequest) -> dict[str, Any]:
     """Return the request of the same text as a completion."""
     given = {theirs: getattr(request, ours) for ours, theirs in _SAMPLING.items()}
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if request.grammar:  # llama.cpp's default is an empty one
+        fields["grammar"] = request.grammar
     fields["prompt"] = request.input_prefix + request.prompt
     fields["suffix"] = request.input_suffix
     files = request.input_extra or []

@@ -197,6 +197,7 @@ def test_infill_speaks_llama_cpps_words(world: World) -> None:
         "n_predict": 9,
         "top_k": 40,
         "repeat_penalty": 1.1,
+        "grammar": "",
         "samplers": ["top_k", "infill"],
         "cache_prompt": True,
     }
@@ -210,6 +211,7 @@ def test_infill_speaks_llama_cpps_words(world: World) -> None:
     assert world.prompt.endswith(
         "<|fim_prefix|>def f(x):\n    return <|fim_suffix|>\n<|fim_middle|>"
     )
+    assert request.grammar is None
     sampling = request.sampling
     assert (sampling.max_tokens, sampling.top_k, sampling.repetition_penalty) == (9, 40, 1.1)
     assert set(answer.headers[IGNORED].split(", ")) == {"samplers", "cache_prompt"}
