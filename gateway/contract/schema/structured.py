@@ -37,8 +37,18 @@ class NamedSchema(RequestModel):
     strict: bool | None = None
 
 
+def _document_one_schema(schema: dict[str, Any]) -> None:
+    """Say in the JSON schema what `JsonSchemaFormat` checks."""
+    schema["oneOf"] = [
+        {"required": [name], "properties": {name: {"type": "object"}}}
+        for name in ("json_schema", "schema")
+    ]
+
+
 class JsonSchemaFormat(RequestModel):
     """JSON that conforms to a schema. `schema` in place of `json_schema` is llama.cpp's."""
+
+    model_config = ConfigDict(json_schema_extra=_document_one_schema)
 
     type: Literal["json_schema"]
     json_schema: NamedSchema | None = None
