@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from transformers import AutoTokenizer
 
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.openapi import build_document
@@ -23,9 +25,18 @@ GENERATING = (
     "POST /v1/messages",
     "POST /api/chat",
     "POST /api/generate",
+    "POST /infill",
 )
 ADMINISTRATING = ("POST /admin/keys", "POST /admin/teams", "GET /admin/keys/{key_id}")
 OPEN = frozenset({"GET /health", "GET /ready", "GET /ping", "POST /ping"})
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_folder: Path) -> ChatTokenizer:
+    """Return one of a code model, so that requests with a suffix are answered too."""
+    backend = AutoTokenizer.from_pretrained(tokenizer_folder)
+    backend.add_tokens([f"<|fim_{name}|>" for name in ("prefix", "suffix", "middle")])
+    return ChatTokenizer(backend)
 
 
 @pytest.fixture
