@@ -76,6 +76,7 @@ setup(
                 "kernels/cpu/layer.h",
                 "kernels/cpu/lora.h",
                 "kernels/cpu/lora_kernels.h",
+                "kernels/cpu/packing.h",
                 "kernels/cpu/parallel.h",
                 "kernels/cpu/pass.h",
                 "kernels/cpu/products.h",

@@ -6,7 +6,7 @@
 #include <new>
 
 #include "calls.h"
-#include "parallel.h"
+#include "packing.h"
 
 namespace outrider {
 namespace {
@@ -19,61 +19,14 @@ const GroupedKernels* grouped_kernels_of(int32_t instruction_set) {
 
 // ---- packing --------------------------------------------------------------------------------
 
-struct Packing {
-    const GroupedProduct& product;
-    const uint8_t* codes;  // [out_features, in_features]
-    const char* scales;    // [out_features, groups], of the product's type
-    const int16_t* zeros;  // likewise, or null
-    const char* minimums;  // likewise, of the product's type, or null
-    char* panels;
-    Tickets tickets;
-};
-
-void pack_header(const Packing& packing, int64_t row, int64_t column, int64_t group, char* place) {
-    const GroupedProduct& product = packing.product;
-    const int64_t size = product.scale_bytes() / kPanelColumns;
-    const int64_t from = row * product.groups() + group;
-    memcpy(place + column * size, packing.scales + from * size, size_t(size));
-    place += product.scale_bytes();
-    if (product.has_zeros) memcpy(place + column * 2, packing.zeros + from, 2);
-    place += product.zero_bytes();
-    if (product.has_minimums) {
-        memcpy(place + column * size, packing.minimums + from * size, size_t(size));
-    }
-}
-
-// A column's codes of a unit, 4 bytes of it.
-void pack_unit(const uint8_t* codes, bool has_four_bits, char* place) {
-    for (int64_t each = 0; each < 4; ++each) {
-        place[each] = char(has_four_bits ? codes[each] | codes[each + 4] << 4 : codes[each]);
-    }
-}
-
-void pack_column(const Packing& packing, int64_t row, int64_t column, char* panel) {
-    const GroupedProduct& product = packing.product;
-    const uint8_t* codes = packing.codes + row * product.in_features;
-    for (int64_t group = 0; group < product.groups(); ++group, panel += product.group_bytes()) {
-        pack_header(packing, row, column, group, panel);
-        char* unit = panel + product.header_bytes() + 4 * column;
-        for (int64_t at = 0; at < product.units(); ++at, unit += kUnitBytes) {
-            pack_unit(codes, product.number == kNumber4, unit);
-            codes += product.unit_k();
+void pack_group(const GroupedProduct& product, const uint8_t* codes, int64_t column, char* units) {
+    const bool has_four_bits = product.number == kNumber4;
+    char* place = units + 4 * column;
+    for (int64_t at = 0; at < product.units(); ++at, place += kUnitBytes) {
+        for (int64_t each = 0; each < 4; ++each) {
+            place[each] = char(has_four_bits ? codes[each] | codes[each + 4] << 4 : codes[each]);
         }
-    }
-}
-
-void pack_panels(void* data) {
-    Packing& packing = *static_cast<Packing*>(data);
-    const int64_t bytes = packing.product.panel_bytes();
-    for (int64_t panel; (panel = packing.tickets.take()) < packing.tickets.count;) {
-        char* place = packing.panels + panel * bytes;
-        memset(place, 0, size_t(bytes));
-        const int64_t first = panel * kPanelColumns;
-        for (int64_t column = 0; column < kPanelColumns; ++column) {
-            if (first + column < packing.product.out_features) {
-                pack_column(packing, first + column, column, place);
-            }
-        }
+        codes += product.unit_k();
     }
 }
 
@@ -210,7 +163,8 @@ EXPORT int64_t outrider_grouped_bytes(const GroupedProduct* product) {
 EXPORT void outrider_grouped_pack(const GroupedProduct* product, const uint8_t* codes,
                                   const char* scales, const int16_t* zeros, const char* minimums,
                                   char* panels, int32_t threads) {
-    Packing packing{*product, codes,  scales, zeros,
-                    minimums, panels, Tickets(ceil_div(product->out_features, kPanelColumns))};
-    run_parallel(pack_panels, &packing, threads);
+    Packing<GroupedProduct> packing{
+        *product,   codes,  scales, zeros, minimums,
+        pack_group, panels, Tickets(ceil_div(product->out_features, kPanelColumns))};
+    run_parallel(pack_panels<GroupedProduct>, &packing, threads);
 }

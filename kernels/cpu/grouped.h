@@ -24,29 +24,44 @@ enum Number : int32_t { kNumber4 = 0, kNumber8 = 1, kFloat8 = 2 };
 enum ScaleType : int32_t { kScaleFloat32 = 0, kScaleFloat16 = 1, kScaleBfloat16 = 2 };
 
 // A weight as callers describe it; structs.py declares the same fields in this order.
-struct GroupedProduct {
+struct GroupedWeight {
     int64_t out_features;
     int64_t in_features;
     int64_t group_size;  // of whole units; divides in_features
     const char* panels;  // [panels][groups][header, units]
     const float* bias;   // [out_features] or null
-    int32_t number;      // kNumber4 or kNumber8
+    int32_t number;      // enum Number
     int32_t scale_type;  // of scales and minimums
     int32_t zero;        // the code of 0, where it is one for all
     int32_t has_zeros;   // int16, one for each group and column
     int32_t has_minimums;
-    int32_t has_row_groups;  // rows have a scale for each group; if not, only `zero` is there
+    // GroupedProduct: rows have a scale for each group; if not, only `zero` is there.
+    int32_t has_row_groups;
+    // StoredProduct: scales have so few digits that one rounding does, of code * scale - zero *
+    // scale, and with minimums of code * scale - minimum.
+    int32_t is_short;
     int32_t instruction_set;
 
     int64_t groups() const { return in_features / group_size; }
-    int64_t unit_k() const { return number == kNumber4 ? 8 : 4; }
-    int64_t units() const { return group_size / unit_k(); }
     int64_t scale_bytes() const { return kPanelColumns * (scale_type == kScaleFloat32 ? 4 : 2); }
     int64_t zero_bytes() const { return kPanelColumns * 2 * has_zeros; }
     int64_t header_bytes() const { return scale_bytes() * (1 + has_minimums) + zero_bytes(); }
-    int64_t group_bytes() const { return header_bytes() + units() * kUnitBytes; }
+};
+
+// A weight in units of `unit_bytes` with `unit_k` of k each.
+template <class Unit>
+struct InUnits : GroupedWeight {
+    int64_t unit_k() const { return Unit::k(number); }
+    int64_t units() const { return group_size / unit_k(); }
+    int64_t group_bytes() const { return header_bytes() + units() * Unit::kBytes; }
     int64_t panel_bytes() const { return groups() * group_bytes(); }
 };
+
+struct GroupedUnit {
+    static constexpr int64_t kBytes = kUnitBytes;
+    static int64_t k(int32_t number) { return number == kNumber4 ? 8 : 4; }
+};
+using GroupedProduct = InUnits<GroupedUnit>;
 
 // What a group of a row needs beside its codes.
 struct RowGroup {

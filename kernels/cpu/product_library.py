@@ -16,10 +16,9 @@ from typing import Final
 import torch
 
 from outrider.kernels.cpu.huge_pages import HugePageMemory
-from outrider.kernels.cpu.structs import GroupedStruct
 
 _STEM: Final = "_products"
-_VERSION: Final = 11  # as kVersion in products.cpp
+_VERSION: Final = 12  # as kVersion in products.cpp
 _X86: Final = ("x86_64", "amd64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
@@ -79,9 +78,6 @@ class ProductLibrary:
             self._has_matrix_tiles = library.outrider_has_matrix_tiles
             self._attend = library.outrider_attend
             self._plan_rows = library.outrider_plan_rows
-            self._grouped_bytes = library.outrider_grouped_bytes
-            self._grouped_pack = library.outrider_grouped_pack
-            self._grouped_multiply = library.outrider_grouped_multiply
             self._normalise = library.outrider_normalise
             self._gate = library.outrider_gate
             self._place = library.outrider_place
@@ -98,12 +94,8 @@ class ProductLibrary:
         self._packed_bytes.restype = _Int64
         self._pack.argtypes = (_Int32, _Address, _Int64, _Int64, _Address, _Int32)
         self._pack.restype = None
-        self._grouped_bytes.argtypes, self._grouped_bytes.restype = (_Address,), _Int64
-        self._grouped_pack.argtypes = (*(_Address,) * 6, _Int32)
-        self._grouped_pack.restype = None
-        for function in (self._multiply, self._grouped_multiply):
-            function.argtypes = (_Address, _Address, _Int64, _Address, _Int32)
-            function.restype = _Int32
+        self._multiply.argtypes = (_Address, _Address, _Int64, _Address, _Int32)
+        self._multiply.restype = _Int32
         self._plan_rows.argtypes, self._plan_rows.restype = (_Address,), _Int64
         self._lora.argtypes = (
             *(_Address, _Int64, _Address, _Int64, _Address, _Int64),
@@ -144,39 +136,6 @@ class ProductLibrary:
     def multiply(self, product: int, x: torch.Tensor, y: torch.Tensor, num_threads: int) -> None:
         """Write y = x @ weight.T + bias. `product`: address of its struct; others contiguous."""
         if self._multiply(product, x.data_ptr(), x.shape[0], y.data_ptr(), num_threads):
-            raise MemoryError(f"a product of {x.shape[0]} rows found no memory for its rows")
-
-    def pack_grouped(
-        self,
-        product: GroupedStruct,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
-        zeros: torch.Tensor | None,
-        minimums: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return the panels, uint8 [bytes], of a weight whose sizes and types a struct names.
-
-        `codes`: uint8 [out, in]; `scales`, `minimums`: of the struct's type, [out, groups];
-        `zeros`: int16.
-        """
-        address = ctypes.addressof(product)
-        panels = self.memory.take(self._grouped_bytes(address))
-        parts = [
-            None if part is None else part.contiguous() for part in (codes, scales, zeros, minimums)
-        ]
-        self._grouped_pack(
-            address,
-            *(None if part is None else part.data_ptr() for part in parts),
-            panels.data_ptr(),
-            torch.get_num_threads(),
-        )
-        return panels
-
-    def multiply_grouped(
-        self, product: int, x: torch.Tensor, y: torch.Tensor, num_threads: int
-    ) -> None:
-        """Write y = x @ weight.T + bias. `product`: address of its `GroupedStruct`."""
-        if self._grouped_multiply(product, x.data_ptr(), x.shape[0], y.data_ptr(), num_threads):
             raise MemoryError(f"a product of {x.shape[0]} rows found no memory for its rows")
 
     def attend(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:

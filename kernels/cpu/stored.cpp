@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "parallel.h"
+#include "packing.h"
 
 namespace outrider {
 namespace {
@@ -16,69 +16,22 @@ const StoredKernels* stored_kernels_of(int32_t instruction_set) {
 
 // ---- packing --------------------------------------------------------------------------------
 
-struct Packing {
-    const StoredProduct& product;
-    const uint8_t* codes;    // [out_features, in_features]
-    const char* scales;      // [out_features, groups], of the product's type
-    const int16_t* zeros;    // likewise, or null
-    const char* minimums;    // likewise, of the product's type, or null
-    char* panels;
-    Tickets tickets;
-};
-
-void pack_header(const Packing& packing, int64_t row, int64_t column, int64_t group, char* place) {
-    const StoredProduct& product = packing.product;
-    const int64_t size = product.scale_bytes() / kPanelColumns;
-    const int64_t from = row * product.groups() + group;
-    memcpy(place + column * size, packing.scales + from * size, size_t(size));
-    place += product.scale_bytes();
-    if (product.has_zeros) {
-        memcpy(place + column * 2, packing.zeros + from, 2);
-        place += kPanelColumns * 2;
-    }
-    if (product.has_minimums) {
-        memcpy(place + column * size, packing.minimums + from * size, size_t(size));
-    }
-}
-
 uint32_t turned(uint32_t word, int bits) {
     bits %= 32;
     return bits ? word << bits | word >> (32 - bits) : word;
 }
 
-void pack_column(const Packing& packing, int64_t row, int64_t column, char* panel) {
-    const StoredProduct& product = packing.product;
+void pack_group(const StoredProduct& product, const uint8_t* codes, int64_t column, char* units) {
     const int64_t bits = product.number == kNumber4 ? 4 : 8, unit_k = product.unit_k();
     const int turn = product.number == kNumber4 ? kTurn4 : product.number == kNumber8 ? kTurn8 : 0;
-    const uint8_t* codes = packing.codes + row * product.in_features;
-    for (int64_t group = 0; group < product.groups(); ++group) {
-        pack_header(packing, row, column, group, panel);
-        char* unit = panel + product.header_bytes();
-        for (int64_t at = 0; at < product.units(); ++at, unit += kUnitSize, codes += unit_k) {
-            for (int64_t k = 0; k < unit_k; ++k) {
-                const int64_t word = column % 8 * 2 + k % 2;
-                const int64_t field = k / 2 * kFieldVectors + column / 8;
-                uint32_t place;
-                memcpy(&place, unit + word * 4, sizeof place);
-                place |= turned(codes[k], int(field * bits) + turn);
-                memcpy(unit + word * 4, &place, sizeof place);
-            }
-        }
-        panel += product.group_bytes();
-    }
-}
-
-void pack_panels(void* data) {
-    Packing& packing = *static_cast<Packing*>(data);
-    const int64_t bytes = packing.product.panel_bytes();
-    for (int64_t panel; (panel = packing.tickets.take()) < packing.tickets.count;) {
-        char* place = packing.panels + panel * bytes;
-        memset(place, 0, size_t(bytes));
-        const int64_t first = panel * kPanelColumns;
-        for (int64_t column = 0; column < kPanelColumns; ++column) {
-            if (first + column < packing.product.out_features) {
-                pack_column(packing, first + column, column, place);
-            }
+    for (int64_t at = 0; at < product.units(); ++at, units += kUnitSize, codes += unit_k) {
+        for (int64_t k = 0; k < unit_k; ++k) {
+            const int64_t word = column % 8 * 2 + k % 2;
+            const int64_t field = k / 2 * kFieldVectors + column / 8;
+            uint32_t place;
+            memcpy(&place, units + word * 4, sizeof place);
+            place |= turned(codes[k], int(field * bits) + turn);
+            memcpy(units + word * 4, &place, sizeof place);
         }
     }
 }
@@ -256,9 +209,10 @@ EXPORT int64_t outrider_stored_bytes(const StoredProduct* product) {
 EXPORT void outrider_stored_pack(const StoredProduct* product, const uint8_t* codes,
                                  const char* scales, const int16_t* zeros, const char* minimums,
                                  char* panels, int32_t threads) {
-    Packing packing{*product, codes,  scales, zeros,
-                    minimums, panels, Tickets(ceil_div(product->out_features, kPanelColumns))};
-    run_parallel(pack_panels, &packing, threads);
+    Packing<StoredProduct> packing{
+        *product,   codes,  scales, zeros, minimums,
+        pack_group, panels, Tickets(ceil_div(product->out_features, kPanelColumns))};
+    run_parallel(pack_panels<StoredProduct>, &packing, threads);
 }
 
 // As outrider_multiply.

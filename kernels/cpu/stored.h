@@ -23,33 +23,11 @@ constexpr int64_t kFieldVectors = 4;  // of 16 lanes: 32 columns, two of k
 
 constexpr int kTurn4 = 11, kTurn8 = 15;
 
-// A weight as callers describe it; stored_library.py declares the same fields in this order.
-struct StoredProduct {
-    int64_t out_features;
-    int64_t in_features;
-    int64_t group_size;  // of whole units; divides in_features
-    const char* panels;  // [panels][groups][header, units]
-    const float* bias;   // [out_features] or null
-    int32_t number;      // enum Number
-    int32_t scale_type;  // of scales and minimums
-    int32_t zero;        // the code of 0, where it is one for all
-    int32_t has_zeros;   // int16, one for each group and column
-    int32_t has_minimums;
-    // Scales have so few digits that one rounding does: of code * scale - zero * scale, and with
-    // minimums, of code * scale - minimum.
-    int32_t is_short;
-    int32_t instruction_set;
-
-    int64_t groups() const { return in_features / group_size; }
-    int64_t unit_k() const { return number == kNumber4 ? 4 : 2; }
-    int64_t units() const { return group_size / unit_k(); }
-    int64_t scale_bytes() const { return kPanelColumns * (scale_type == kScaleFloat32 ? 4 : 2); }
-    int64_t header_bytes() const {
-        return scale_bytes() * (1 + has_minimums) + kPanelColumns * 2 * has_zeros;
-    }
-    int64_t group_bytes() const { return header_bytes() + units() * kUnitSize; }
-    int64_t panel_bytes() const { return groups() * group_bytes(); }
+struct StoredUnit {
+    static constexpr int64_t kBytes = kUnitSize;
+    static int64_t k(int32_t number) { return number == kNumber4 ? 4 : 2; }
 };
+using StoredProduct = InUnits<StoredUnit>;
 
 // Whole groups of a panel that follow each other, or a part of one.
 struct StoredBlock {

@@ -4,22 +4,13 @@ They are decoded in registers, in the order of sums that `PanelLinear` has: the 
 a `PanelLinear` with the decoded weight, and a fraction of its bytes is read.
 """
 
-import ctypes
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from outrider.kernels.cpu.grouped_panel_linear import NUMBERS as CODES
-from outrider.kernels.cpu.grouped_panel_linear import SCALE_TYPES
-from outrider.kernels.cpu.panel_linear import (
-    BYTES_PER_THREAD,
-    PanelLinear,
-    contiguous_f32,
-    library_for,
-)
-from outrider.kernels.cpu.product_library import InstructionSet, Kind
-from outrider.kernels.cpu.stored_library import StoredStruct, stored_library
+from outrider.kernels.cpu.panels_in_groups import PanelsInGroups
+from outrider.kernels.cpu.product_library import InstructionSet
 from outrider.kernels.quantised.stored_weight import NUMBERS, Number, StoredWeight
 
 # Columns that groups have to be whole multiples of: what a unit of codes holds of each.
@@ -34,7 +25,7 @@ def can_hold_stored(weight: StoredWeight) -> bool:
     return has_whole_units and weight.is_tame
 
 
-class StoredPanelLinear(PanelLinear):
+class StoredPanelLinear(PanelsInGroups):
     """`PanelLinear` of the decoded weight, to the bit, with the weight held as it is stored."""
 
     __slots__ = ()
@@ -50,48 +41,21 @@ class StoredPanelLinear(PanelLinear):
 
         Raises ValueError for another weight, RuntimeError where the library is not there.
         """
-        self._kind = Kind.STORED
-        self._library, instruction_set = library_for(self._kind, instruction_set)
         if not can_hold_stored(weight):
             raise ValueError(
                 f"a weight of {weight.number} in groups of {weight.group_size} cannot be held in "
                 f"panels: groups are multiples of {_UNIT_COLUMNS[weight.number]}, and scales "
                 "neither tiny nor huge"
             )
-        self.out_features, self.in_features = weight.shape
-        dtype, scales = weight.scale_dtype, weight.scales
-        if weight.number == "float8":
-            dtype, scales = torch.float32, scales * _FLOAT8_FACTOR
-        zeros = weight.own_zeros
-        bias_f32 = None if bias is None else contiguous_f32(bias, self.out_features)
-        product = StoredStruct(
-            out_features=self.out_features,
-            in_features=self.in_features,
-            group_size=weight.group_size,
-            bias=None if bias_f32 is None else bias_f32.data_ptr(),
-            number=CODES[weight.number],
-            scale_type=SCALE_TYPES[dtype],
-            zero=weight.common_zero,
-            has_zeros=zeros is not None,
-            has_minimums=weight.minimums is not None,
+        is_float = weight.number == "float8"
+        self._hold_groups(
+            "stored",
+            weight,
+            bias,
+            instruction_set,
+            scales=weight.scales * _FLOAT8_FACTOR if is_float else None,
             is_short=_has_short_scales(weight),
-            instruction_set=instruction_set,
         )
-        panels = stored_library(self._library).pack(
-            product,
-            weight.codes,
-            scales.to(dtype),
-            zeros,
-            None if weight.minimums is None else weight.minimums.to(dtype),
-        )
-        product.panels = panels.data_ptr()
-        self._max_threads = 1 + panels.numel() // BYTES_PER_THREAD
-        self._held = (panels, bias_f32, None, None)  # the library has addresses only
-        self._product = product
-        self._address = ctypes.addressof(product)
-
-    def _multiply(self, x: Tensor, y: Tensor, num_threads: int) -> None:
-        stored_library(self._library).multiply(self._address, x, y, num_threads)
 
 
 def _has_short_scales(weight: StoredWeight) -> bool:

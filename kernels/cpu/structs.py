@@ -22,7 +22,7 @@ class ProductStruct(ctypes.Structure):
 
 
 class GroupedStruct(ctypes.Structure):
-    """A packed weight in groups as the library reads it (struct GroupedProduct in grouped.h)."""
+    """A packed weight in groups as the library reads it (struct GroupedWeight in grouped.h)."""
 
     _fields_ = (
         ("out_features", _Int64),
@@ -36,6 +36,7 @@ class GroupedStruct(ctypes.Structure):
         ("has_zeros", _Int32),
         ("has_minimums", _Int32),
         ("has_row_groups", _Int32),
+        ("is_short", _Int32),
         ("instruction_set", _Int32),
     )
 
