@@ -34,7 +34,7 @@ class Exchange:
     began_s: float
     """Since the run began."""
     user: str = ""
-    """Of an experiment."""
+    """The user id that an experiment assigns an arm by; empty for none."""
     is_alone: bool = False
     took_s: float = 0.0
     outcome: Outcome = "broken"

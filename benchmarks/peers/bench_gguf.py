@@ -1,4 +1,4 @@
-"""How fast is a public model on real text, beside llama.cpp with the very same GGUF file?
+"""How fast does a public model answer real prompts, beside llama.cpp on the same GGUF file?
 
 Method: each server is a process of its own with the same number of threads: Outrider with the file
 as it comes, plain and with repeated text as drafter (its default); plain with `--quantize exact`,
@@ -310,7 +310,7 @@ def tables(options: Options, results: Results) -> Iterator[Table]:
 
 
 def goals(results: Results) -> list[Goal]:
-    """What the file as it comes is to reach beside llama.cpp; nothing where that is absent."""
+    """Return the goals of the file as it comes; empty where llama.cpp did not run."""
     plain, drafting = results["cases"][PLAIN], results["cases"][DRAFTING]
     wanted = (
         ("plain decoding over llama.cpp's", plain["over_llama"], 1.0, True),

@@ -121,7 +121,7 @@ def started(
 
 
 def llama_build(python: Path) -> dict[str, str] | None:
-    """What llama.cpp says of itself; None where the interpreter does not have it."""
+    """Return the properties of llama.cpp's build; None where the interpreter has no llama.cpp."""
     try:
         told = subprocess.run(
             [python, "-c", _TELL], capture_output=True, text=True, check=True, timeout=60

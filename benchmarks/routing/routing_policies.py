@@ -34,7 +34,7 @@ class Outcome:
     """Results of a policy for each prompt, all [num_prompts]."""
 
     scores: FloatRows
-    """Of the answers given, in [0, 1]."""
+    """Quality of the answers that were given, in [0, 1]."""
     costs: FloatRows
     """In any unit."""
     ways: Places

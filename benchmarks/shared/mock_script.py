@@ -68,10 +68,10 @@ class MockScript:
     gap_s: float = 0.0
     toxic: Toxic | None = None
     logprobs: Literal["true", "other", "odd", "none"] = "true"
-    """Where the request asks for them: the true ones, those of other tokens, odd values, or
-    none."""
+    """Which log-probabilities a request that asks for them gets. other: those of other tokens. odd:
+    values that are none."""
     logprob: float = -0.25
-    """Of every token."""
+    """The log-probability of every token."""
 
 
 def answer_pieces(

@@ -14,7 +14,7 @@ class PassOutput:
     """Logits (float32) and final hidden states: of all device rows, then of the slices' asked ones.
 
     Valid until the runner's next pass, which may write its own into the same memory: keep copies.
-    What the device is told to read before that pass is read in time.
+    A read that is put in the device's queue before that pass sees this one's.
     """
 
     logits: Tensor

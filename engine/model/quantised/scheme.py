@@ -58,7 +58,7 @@ class StoredWeights:
         self._numbers: Counter[Number] = Counter()
         self._rounds_rows = False
         self.has_head = False
-        """Whether the head is held in few bits."""
+        """True if the head stays as it is stored."""
         self.num_rounded = 0
         """Numbers that are held as they are stored, in few bits."""
         self.num_bytes = 0
@@ -109,7 +109,7 @@ class RoundedWeights:
         self.num_rounded = 0
         """Numbers that are held rounded."""
         self.has_head = False
-        """Whether the head is held rounded."""
+        """True if the head is rounded."""
         self.num_bytes = 0
         """Bytes of them and of their scales."""
 

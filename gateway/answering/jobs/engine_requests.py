@@ -80,7 +80,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     grammar_param: str | None = None
     """The field of the request that gives the answer its grammar."""
     schema: AnswerSchema | None = None
-    """What a whole answer is checked against."""
+    """The JSON schema that a whole answer has to conform to."""
     tools: ToolReading | None = None
     """The rules for reading calls."""
     ends: tuple[int, ...] = ()

@@ -105,7 +105,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     grammar_param: str | None = None
     """The field that brought a grammar."""
     schema: AnswerSchema | None = None
-    """What a whole answer is checked against."""
+    """The JSON schema that a whole answer has to conform to."""
     second_looks: SecondLooks | None = None
     """Has the large model judge the small one's answer, though it may be kept."""
     quality: float | None = None
