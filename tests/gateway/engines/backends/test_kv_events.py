@@ -72,10 +72,10 @@ class Cache:
             client.curve_serverkey = keys.server.public
             client.curve_publickey = keys.client.public
             client.curve_secretkey = keys.client.secret
-        client.connect(self.replay_endpoint)
-        client.send_multipart((b"", start.to_bytes(8, "big")))
         found = []
         with client:
+            client.connect(self.replay_endpoint)
+            client.send_multipart((b"", start.to_bytes(8, "big")))
             while True:
                 _, number, payload = client.recv_multipart()
                 if int.from_bytes(number, "big", signed=True) == -1:
