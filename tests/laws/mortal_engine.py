@@ -1,13 +1,15 @@
 """An engine whose process ends by SIGKILL at a named moment of its next request.
 
 The moment is the text of a file, which the engine deletes as it ends; without the file it goes on.
-`emitted N`: N tokens, of all requests together, have left since the file was there.
+Of several engines with one file, the first that comes to the moment ends.
+`emitted N`: N tokens, of all the engine's requests together, have left since the file was there.
 """
 
 import json
 import os
 import signal
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,11 +99,11 @@ class MortalEngine:
 
     def _look(self, events: Iterable[EngineEvent]) -> None:
         """Before they leave."""
-        if self._armed.exists() and self._armed.read_text(encoding="utf-8").startswith("emitted"):
+        if (moment := self._moment()).startswith("emitted"):
             self._num_counted += sum(
                 len(event.token_ids) for event in events if isinstance(event, TokensEmitted)
             )
-            if self._num_counted >= int(self._armed.read_text(encoding="utf-8").split()[1]):
+            if self._num_counted >= int(moment.split()[1]):
                 self._end()
         for event in events:
             match event:
@@ -118,12 +120,20 @@ class MortalEngine:
 
     def _come(self, moment: str) -> None:
         """End where this is the moment."""
-        if self._armed.exists() and self._armed.read_text(encoding="utf-8") == moment:
+        if self._moment() == moment:
             self._end()
 
+    def _moment(self) -> str:
+        """Return what the file says; nothing where there is none."""
+        try:
+            return self._armed.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+
     def _end(self) -> None:
-        self._armed.unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
+        with suppress(FileNotFoundError):  # another engine was first
+            self._armed.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class WordsEngine(ScriptedEngine):
