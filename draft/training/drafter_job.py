@@ -43,6 +43,7 @@ from outrider.draft.training.own_answers import (
 )
 from outrider.draft.training.prompt_file import PromptDataError, read_prompts
 from outrider.engine.core import Engine
+from outrider.engine.model.fingerprint import checkpoint_fingerprint
 from outrider.engine.model.weights import resolve_checkpoint
 from outrider.engine.passes.runner import ModelRunner
 
@@ -76,9 +77,13 @@ class DrafterJob:
 
     def inputs(self) -> dict[str, Any]:
         """Return the inputs that the cached work depends on, comparable between runs."""
+        large, small = (
+            None if path is None else checkpoint_fingerprint(resolve_checkpoint(path))
+            for path in (self.large, self.small)
+        )
         return {
-            "large": _checkpoint_mark(self.large),
-            "small": None if self.small is None else _checkpoint_mark(self.small),
+            "large": large,
+            "small": small,
             "data": hashlib.sha256(self.data.read_bytes()).hexdigest(),
             "layers": self.num_layers,
             "width": self.hidden_size,
@@ -91,17 +96,6 @@ class DrafterJob:
             "batch_size": self.distill.batch_size,
             "held_out": self.distill.held_out,
         }
-
-
-def _checkpoint_mark(path_or_id: str) -> str:
-    """Return a mark of the weights without reading all of them: names, sizes, config.json."""
-    folder = resolve_checkpoint(path_or_id)
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-    if (folder / "config.json").is_file():
-        digest.update((folder / "config.json").read_bytes())
-    return digest.hexdigest()
 
 
 def open_folder(job: DrafterJob, *, resume: bool) -> None:

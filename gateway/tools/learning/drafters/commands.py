@@ -24,9 +24,9 @@ from outrider.gateway.tools.learning.drafters.shared import (
     TrafficFlags,
     TrainingSeed,
     draft_errors,
+    found_models,
     need,
     quiet_transformers,
-    refuse_missing,
     say_stage,
     speculating,
 )
@@ -80,8 +80,8 @@ with --resume.
 
   outrider draft train --large ./large --small ./small --data prompts.txt --out better-small
 
-  outrider draft train --kind eagle3 --large Qwen/Qwen3-8B --data prompts.jsonl --out my-head
-  --draft-vocab 16000
+  outrider draft train --kind eagle3 --large smollm2-135m --data prompts.jsonl --out my-head
+  --draft-vocab 6000
 """
 
 
@@ -148,15 +148,15 @@ class TrainFlags:
                 f"{', '.join(given)}: for {others}; this is --kind {self.kind.value}. Leave it out."
             )
 
-    def job(self) -> dict[str, Any]:
-        """Return the job's fields that all kinds have."""
+    def job(self, large: str) -> dict[str, Any]:
+        """Return the job's fields that all kinds have; `large`: the folder or hub id."""
         from outrider.draft.training.distill import DistillPlan
         from outrider.draft.training.own_answers import AnswerPlan
         from outrider.engine.model.read_config import read_model_config
 
         is_open_ended = self.steps is None and self.minutes is None
         return {
-            "large": self.large,
+            "large": large,
             "data": found_data(self.data),
             "out": self.out,
             "on_policy": self.on_policy,
@@ -165,7 +165,7 @@ class TrainFlags:
                 max_tokens=self.max_tokens,
                 max_length=self.max_length,
                 seed=self.seed,
-                stop_token_ids=read_model_config(self.large).eos_token_ids,
+                stop_token_ids=read_model_config(large).eos_token_ids,
             ),
             "distill": DistillPlan(
                 steps=_DEFAULT_STEPS if is_open_ended else self.steps,
@@ -183,36 +183,39 @@ def train(flags: TrainFlags, engine: DraftEngineFlags) -> None:
     """Train a drafter; the help is `_TRAIN_HELP`."""
     need("train", "Training a drafter")
     flags.check()
-    refuse_missing((flags.large, flags.small), flags.data)
+    large, *given = found_models(filter(None, (flags.large, flags.small)), flags.data)
+    small = given[0] if given else None
     with draft_errors("go on with --resume"):
         from outrider.gateway.wiring import engine as engine_wiring
         from outrider.gateway.wiring import start as wiring
 
-        settings = engine.settings({"models.large": flags.large, "models.small": NONE})
+        settings = engine.settings({"models.large": large, "models.small": NONE})
         wiring.check_models(settings)
-        if flags.small is not None:
-            both = {"models.large": flags.large, "models.small": flags.small}
-            wiring.check_models(engine.settings(both))
-        common = flags.job()
+        if small is not None:
+            wiring.check_models(engine.settings({"models.large": large, "models.small": small}))
+        common = flags.job(large)
 
         def load() -> "tuple[Engine, ModelRunner]":
             runners = engine_wiring.load_runners(settings, say_stage())
             return engine_wiring.join(settings, runners, None), runners["large"]
 
         quiet_transformers()
-        _train(flags, common, load, num_threads=engine.num_threads)
+        _train(flags, common, small, load, num_threads=engine.num_threads)
 
 
 def _train(
-    flags: TrainFlags, common: dict[str, Any], load: "LoadEngine", *, num_threads: int | None
+    flags: TrainFlags,
+    common: dict[str, Any],
+    small: str | None,
+    load: "LoadEngine",
+    *,
+    num_threads: int | None,
 ) -> None:
     """Train, and print what came of it."""
     if flags.kind is DrafterKind.small:
         from outrider.draft.training.drafter_job import DrafterJob, train_drafter
 
-        job = DrafterJob(
-            **common, small=flags.small, num_layers=flags.layers, hidden_size=flags.width
-        )
+        job = DrafterJob(**common, small=small, num_layers=flags.layers, hidden_size=flags.width)
         report = train_drafter(job, load, resume=flags.resume, num_threads=num_threads)
         print_training(report, flags.out, flags.large)
         return
@@ -283,12 +286,12 @@ def tune(
     flags: TuneFlags, traffic: TrafficFlags, search: SearchFlags, engine: DraftEngineFlags
 ) -> None:
     """Measure and choose; the help is `_TUNE_HELP`."""
-    large, small, out = flags.large, flags.small, flags.out
+    out = flags.out
     if flags.plots is not None:
         need("bench", "--plots")
     if out.exists() and not search.force:
         raise typer.BadParameter(f"{out} exists already; name another with --out, or --force")
-    refuse_missing((large, small), flags.data)
+    large, small = found_models((flags.large, flags.small), flags.data)
     with draft_errors("nothing was written"):
         from outrider.draft.training.tune import speculation_toml
         from outrider.gateway.wiring import start as wiring

@@ -10,14 +10,15 @@ from outrider.gateway.settings.tree import NONE, Settings
 from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.learning.drafters.drafter_tables import print_comparison
 from outrider.gateway.tools.learning.drafters.shared import (
+    LARGE_HELP,
     OWN_HEAD,
     DraftEngineFlags,
     PromptDataPath,
     TrafficFlags,
     draft_errors,
+    found_models,
     need,
     quiet_transformers,
-    refuse_missing,
     say_stage,
     speculating,
 )
@@ -49,7 +50,7 @@ by cost, as `outrider serve` drafts. Use it on a quiet machine.
 class CompareFlags:
     """The models, the data, and where the picture goes."""
 
-    large: Annotated[str, typer.Argument(help="Folder or Hugging Face id of the large model.")]
+    large: Annotated[str, typer.Argument(help=LARGE_HELP)]
     drafter: Annotated[
         list[str], typer.Option(help="A small model, a head, or mtp; again for each drafter.")
     ]
@@ -70,7 +71,6 @@ class CompareFlags:
                 need("bench", "--plot")
         if len(set(self.drafter)) < len(self.drafter):
             raise typer.BadParameter("a --drafter is named twice; name each once")
-        refuse_missing((self.large, *self.drafter), self.data)
 
 
 @takes_flags
@@ -84,19 +84,20 @@ def compare(
 ) -> None:
     """Measure drafters side by side; the help is `COMPARE_HELP`."""
     flags.check()
+    large, *drafters = found_models((flags.large, *flags.drafter), flags.data)
     with draft_errors("nothing was written"):
         from outrider.gateway.wiring import start as wiring
 
         given = {
-            "models.large": flags.large,
+            "models.large": large,
             "speculation.enabled": True,
             "speculation.adaptive": True,
         }
-        chosen = {path: engine.settings(given | _drafter_flags(path)) for path in flags.drafter}
+        chosen = {path: engine.settings(given | _drafter_flags(path)) for path in drafters}
         for settings in chosen.values():
             wiring.check_models(settings)
         quiet_transformers()
-        asked = traffic.of(flags.data, flags.large)
+        asked = traffic.of(flags.data, large)
         found = [
             _measure(path, settings, asked, rounds=rounds, depth=depth)
             for path, settings in chosen.items()

@@ -11,11 +11,14 @@ import typer
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.settings.extras import need_extra
+from outrider.gateway.settings.public_models import fetch_advice, public_path
+from outrider.gateway.settings.sections import is_local
 from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder, load_settings
 from outrider.gateway.tools.commands.command_parts import DeviceOption, DtypeOption
 from outrider.gateway.tools.commands.data_files import DATA_VARIABLE, found_data
 from outrider.gateway.tools.commands.flags import Sets, setting_flags
 from outrider.gateway.tools.commands.user_errors import user_errors
+from outrider.gateway.wiring.checkpoints import checkpoint
 
 if TYPE_CHECKING:
     from outrider.draft.training.tune import Traffic
@@ -23,7 +26,8 @@ if TYPE_CHECKING:
 OWN_HEAD = "mtp"
 """In the place of a path: the head in the large model's own checkpoint."""
 
-LargeModel = Annotated[str, typer.Option(help="Folder or Hugging Face id of the large model.")]
+LARGE_HELP = "Folder, GGUF file, public name or Hugging Face id of the large model."
+LargeModel = Annotated[str, typer.Option(help=LARGE_HELP)]
 PromptDataPath = Annotated[
     Path,
     typer.Option(
@@ -93,17 +97,23 @@ class TrafficFlags:
         )
 
 
-def refuse_missing(models: Iterable[str | None], data: Path) -> None:
-    """Exit where a model's folder or the data are not there, before anything heavy is imported."""
-    with user_errors(failed=(SettingsError,)):
-        for model in models:
-            if model is not None and is_missing_folder(model) and model != OWN_HEAD:
+def found_models(models: Iterable[str], data: Path) -> list[str]:
+    """Return the folder or hub id that each name means: of a checkpoint, or for a GGUF file.
+
+    Exit where one of them or the data are not there, before anything heavy is imported.
+    """
+    with user_errors(failed=(SettingsError, EngineError)):
+        paths = [name if is_local(name) else public_path(name) for name in models]
+        for path in paths:
+            if is_missing_folder(path) and path != OWN_HEAD:
                 raise SettingsError(
-                    f"{model}: no such folder. Name a folder with a checkpoint, or a Hugging Face "
-                    "id such as Qwen/Qwen3-0.6B."
+                    fetch_advice(path)
+                    or f"{path}: no such folder. Name a folder with a checkpoint, a GGUF file, or "
+                    "a Hugging Face id such as Qwen/Qwen3-0.6B."
                 )
         if not found_data(data).is_file():
             raise SettingsError(f"{data}: no such file, nor under ${DATA_VARIABLE}. Name the data.")
+        return [checkpoint(path) for path in paths]
 
 
 @contextlib.contextmanager

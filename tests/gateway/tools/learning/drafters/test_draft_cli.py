@@ -12,8 +12,10 @@ from typer.testing import CliRunner, Result
 from outrider.gateway.cli import app
 from outrider.gateway.engines.backends.step_loop import no_progress
 from outrider.gateway.settings import extras
+from outrider.gateway.settings.sections import bundled_pair
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.wiring import build as wiring
+from tests.gateway.upstream.write_gguf import main as write_gguf
 from tests.models import save_hf_model
 
 runner = CliRunner()
@@ -70,6 +72,24 @@ def test_a_drafter_is_trained_and_drafts_in_the_engine(
     }
     engine = wiring.build_engine(load_settings(environ={}, flags=flags), no_progress)
     assert engine.info().speculation
+
+
+@pytest.mark.slow
+def test_a_head_of_a_gguf_file_drafts_for_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file, out = tmp_path / "tiny.gguf", tmp_path / "head"
+    write_gguf(bundled_pair() / "small", file)
+    few = ["--steps", "2", "--max-tokens", "8", "--draft-vocab", "100", "--batch-size", "2"]
+    trained = train(file, data, out, "--kind", "eagle3", *few)
+    assert trained.exit_code == 0, trained.output
+    assert f"outrider serve --large {file} --drafter {out}" in " ".join(trained.output.split())
+    measured = ["--prompts", "2", "--max-tokens", "4", "--rounds", "1"]
+    words = [str(file), "--drafter", str(out), "--data", str(data), *QUICK, *measured]
+    compared = runner.invoke(app, ["draft", "compare", *words])
+    assert compared.exit_code == 0, compared.output
+    assert "head" in compared.output
 
 
 def test_a_second_run_needs_resume(large: Path, data: Path, drafter: tuple[Path, Result]) -> None:
@@ -178,12 +198,14 @@ def same_threads() -> object:
         (("train", "--large", "./nosuch", "--out", "o"), "./nosuch: no such folder"),
         (("tune", "--large", "./nosuch", "--small", "a/b"), "./nosuch: no such folder"),
         (("compare", "a/b", "--drafter", "./nosuch"), "./nosuch: no such folder"),
+        (("train", "--large", "smollm2-135m", "--out", "o"), "outrider models get smollm2-135m"),
         (("train", "--large", "a/b", "--out", "o"), "nodata.jsonl: no such file"),
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_is_loaded(
-    command: tuple[str, ...], missing: str, monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...], missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(
         sys.modules, "outrider.draft.training.distill", None
     )  # its import would fail
