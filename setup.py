@@ -84,6 +84,7 @@ setup(
                 "kernels/cpu/row_kernels.h",
                 "kernels/cpu/row_plan.h",
                 "kernels/cpu/rows.h",
+                "kernels/cpu/sampling_kernels.h",
                 "kernels/cpu/stored.h",
                 "kernels/cpu/tree.h",
             ],

@@ -196,6 +196,31 @@ INLINE Lanes exponential(Lanes x) {
         sum, power);
 }
 
+// The natural logarithm of positive normal numbers.
+INLINE Lanes logarithm(const Lanes& x) {
+    // x = mantissa * 2^exponent, the mantissa from sqrt(1/2) to sqrt(2).
+    const auto exponent_of = [](LanePart part) {
+        return (IntPart(part) - 0x3f3504f3) >> 23;  // the bits of sqrt(1/2)
+    };
+    const Lanes exponent = by_part(
+        [=](LanePart part) { return __builtin_convertvector(exponent_of(part), LanePart); }, x);
+    const Lanes rest = by_part(
+        [=](LanePart part) { return LanePart(IntPart(part) - (exponent_of(part) << 23)); }, x) - 1.0f;
+    // The polynomial of Cephes' logf.
+    Lanes sum = fused(rest, 7.0376836292e-2f, filled(-1.1514610310e-1f));
+    sum = fused(sum, rest, 1.1676998740e-1f);
+    sum = fused(sum, rest, -1.2420140846e-1f);
+    sum = fused(sum, rest, 1.4249322787e-1f);
+    sum = fused(sum, rest, -1.6668057665e-1f);
+    sum = fused(sum, rest, 2.0000714765e-1f);
+    sum = fused(sum, rest, -2.4999993993e-1f);
+    sum = fused(sum, rest, 3.3333331174e-1f);
+    const Lanes square = rest * rest;
+    sum = fused(exponent, -2.12194440e-4f, sum * rest * square);
+    sum = fused(square, -0.5f, sum);
+    return fused(exponent, 0.693359375f, rest + sum);
+}
+
 INLINE float exponential_of(float x) { return first_of(exponential(filled(x))); }
 
 INLINE float total_of(const Lanes& lanes) {

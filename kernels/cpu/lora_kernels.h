@@ -3,6 +3,7 @@
 
 #include "lora.h"
 #include "row_kernels.h"
+#include "sampling_kernels.h"
 
 namespace {
 
@@ -78,6 +79,9 @@ void lora_expand(const outrider::LoraTile& tile, int64_t first, int64_t last) {
     if (row < tile.num_rows) expand_rows<1>(tile, row, first, last);
 }
 
-constexpr outrider::RowOps kRowOps = {normalise, gate, place, rank, combine, lora_shrink, lora_expand};
+constexpr outrider::RowOps kRowOps = {
+    normalise,  gate,        place,       rank,        combine,
+    draw_noise, find_floors, lora_shrink, lora_expand,
+};
 
 }  // namespace

@@ -18,7 +18,7 @@ import torch
 from outrider.kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
-_VERSION: Final = 12  # as kVersion in products.cpp
+_VERSION: Final = 13  # as kVersion in products.cpp
 _X86: Final = ("x86_64", "amd64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
@@ -82,6 +82,8 @@ class ProductLibrary:
             self._gate = library.outrider_gate
             self._place = library.outrider_place
             self._rank = library.outrider_rank
+            self._draw_noise = library.outrider_draw_noise
+            self._find_floors = library.outrider_find_floors
             self._lora = library.outrider_lora
             self._pass = library.outrider_pass
         except AttributeError as error:
@@ -103,7 +105,10 @@ class ProductLibrary:
         )
         self._lora.restype = _Int32
         self._pass.argtypes, self._pass.restype = (_Address, _Address, _Int32, _Int32), _Int32
-        for function in (self._attend, self._normalise, self._gate, self._place, self._rank):
+        for function in (
+            *(self._attend, self._normalise, self._gate, self._place, self._rank),
+            *(self._draw_noise, self._find_floors),
+        ):
             function.argtypes, function.restype = (_Address, _Int32, _Int32), _Int32
 
     def best_instruction_set(self, kind: Kind) -> InstructionSet:
@@ -162,6 +167,14 @@ class ProductLibrary:
     def rank(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:
         """Rank rows, given by the address of a `LikeliestCall`."""
         self._rank(call, instruction_set, num_threads)
+
+    def draw_noise(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:
+        """Draw rows of noise, given by the address of a `NoiseCall`."""
+        self._draw_noise(call, instruction_set, num_threads)
+
+    def find_floors(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:
+        """Find where rows are cut, given by the address of a `FloorsCall`."""
+        self._find_floors(call, instruction_set, num_threads)
 
     def add_lora(
         self,

@@ -1,4 +1,5 @@
-// Operations on bfloat16 rows beside the products: norms, gates, and what turns and keeps heads.
+// Operations on rows beside the products: norms, gates, what turns and keeps heads, and what chooses
+// tokens.
 //
 // A row is computed by itself, in vectors of 16 float lanes whose order only its width decides. So
 // its bits depend neither on its company nor on threads, and are the same on every instruction set:
@@ -63,6 +64,23 @@ struct Likeliest {
 };
 constexpr int64_t kMostLikeliest = 16;
 
+// Standard Gumbel noise, as gumbel_noise.py defines it by the two words that key a row.
+struct Noise {
+    int64_t num_rows, width;
+    const int32_t* keys;  // [num_rows, 2]
+    float* noise;         // [num_rows, width]
+};
+
+// The least score that top-k, top-p and min-p leave in rows, as truncation_floor.py defines it.
+struct Floors {
+    int64_t num_rows, width;
+    int64_t stride;              // elements from row to row
+    const float* scores;
+    const int64_t* top_k;        // [num_rows]; off at the width and above
+    const float *top_p, *min_p;  // [num_rows]; off at 1 and 0
+    float* floors;               // [num_rows]
+};
+
 // y = sum over a row's pairs, in order, of weight * result: each product and each sum is rounded.
 struct Combination {
     int64_t num_rows, width, num_chosen;
@@ -79,6 +97,8 @@ struct RowOps {
     void (*place)(const Heads&, int64_t first, int64_t last);
     void (*rank)(const Likeliest&, int64_t first, int64_t last);
     void (*combine)(const Combination&, int64_t first, int64_t last);
+    void (*draw_noise)(const Noise&, int64_t first, int64_t last);
+    void (*find_floors)(const Floors&, int64_t first, int64_t last);
     void (*lora_shrink)(const LoraTile&, int64_t first, int64_t last);  // ranks, into `inner`
     void (*lora_expand)(const LoraTile&, int64_t first, int64_t last);  // columns of the part
 };

@@ -158,6 +158,32 @@ class LikeliestCall(ctypes.Structure):
     )
 
 
+class NoiseCall(ctypes.Structure):
+    """Rows of Gumbel noise to be drawn (struct Noise in rows.h)."""
+
+    _fields_ = (
+        ("num_rows", _Int64),
+        ("width", _Int64),
+        ("keys", _Address),
+        ("noise", _Address),
+    )
+
+
+class FloorsCall(ctypes.Structure):
+    """Rows of scores that are cut (struct Floors in rows.h)."""
+
+    _fields_ = (
+        ("num_rows", _Int64),
+        ("width", _Int64),
+        ("stride", _Int64),
+        ("scores", _Address),
+        ("top_k", _Address),
+        ("top_p", _Address),
+        ("min_p", _Address),
+        ("floors", _Address),
+    )
+
+
 _Four64, _Four32, _FourAddresses = _Int64 * 4, _Int32 * 4, _Address * 4
 
 

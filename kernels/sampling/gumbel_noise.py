@@ -3,15 +3,19 @@
 The same key gives the same bits on every device and in every batch: nothing is carried from one
 draw to the next. A draw hashes the token id between the two words of a 64-bit row key with two
 rounds of a 32-bit finaliser (the low-bias constants of C. Wellons, "hash-prospector", 2018), which
-needs only shifts, exclusive-ors and 32-bit products and so reads the same in torch, in Triton and
-in its interpreter.
+needs only shifts, exclusive-ors and 32-bit products and so reads the same in torch, in C++
+(kernels/cpu/sampling_kernels.h), in Triton and in its interpreter.
 """
+
+import ctypes
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from outrider.kernels.cpu.structs import NoiseCall
+from outrider.kernels.sampling.compiled import instruction_set, num_threads_for, row_library
 from outrider.kernels.triton_support import jit, launch, tl, uses_triton
 
 _MASK_64 = (1 << 64) - 1
@@ -132,9 +136,15 @@ def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
     large values that decide an argmax. Values lie in [-2.9, 22.9]. The bits below are the same on
     every device, the values to rounding.
     """
-    if not uses_triton(keys):
-        return _reference_noise(keys, vocab_size)
     noise = torch.empty(keys.shape[0], vocab_size, device=keys.device)
+    if not uses_triton(keys):
+        library = row_library(noise)
+        if library is None:
+            return _reference_noise(keys, vocab_size)
+        words = keys.contiguous()
+        call = NoiseCall(len(words), vocab_size, words.data_ptr(), noise.data_ptr())
+        library.draw_noise(ctypes.addressof(call), instruction_set(), num_threads_for(noise))
+        return noise
     grid = (keys.shape[0], -(-vocab_size // _BLOCK))
     launch(_gumbel_noise_kernel, grid, noise, keys.contiguous(), vocab_size, BLOCK=_BLOCK)
     return noise

@@ -8,14 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.kernels.cpu.product_library import product_support
 from outrider.kernels.cpu.structs import LikeliestCall
-from outrider.kernels.triton_support import is_automatic
+from outrider.kernels.sampling.compiled import instruction_set, num_threads_for, row_library
 
 # kMostLikeliest in rows.h.
 _MOST_COMPILED: Final = 16
-# A thread more for so many scores: starting one costs about what ranking them does.
-_SCORES_PER_THREAD: Final = 64 << 10
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -40,18 +37,9 @@ def likeliest_tokens(scores: Tensor, count: int) -> Likeliest:
     in their last bits from device to device. On a CPU compiled, in one reading of the scores and a
     half, where the library was built; else torch's softmax and topk.
     """
-    library = product_support().library
-    is_compiled = (
-        scores.device.type == "cpu"
-        and library is not None
-        and is_automatic()
-        and 0 < count <= _MOST_COMPILED
-        and scores.dtype == torch.float32
-        and scores.stride(-1) == 1
-    )
-    if not is_compiled:
+    library = row_library(scores)
+    if library is None or not 0 < count <= _MOST_COMPILED:
         return _reference(scores, count)
-    assert library is not None
     num_rows, vocab_size = scores.shape
     # By way of numpy in half the time of torch.empty: this runs for every level of drafts.
     token_ids = torch.from_numpy(np.empty((num_rows, count), dtype=np.int64))
@@ -65,6 +53,5 @@ def likeliest_tokens(scores: Tensor, count: int) -> Likeliest:
         token_ids.data_ptr(),
         probs.data_ptr(),
     )
-    num_threads = min(torch.get_num_threads(), 1 + scores.numel() // _SCORES_PER_THREAD)
-    library.rank(ctypes.addressof(call), product_support().instruction_set, num_threads)
+    library.rank(ctypes.addressof(call), instruction_set(), num_threads_for(scores))
     return Likeliest(token_ids=token_ids, probs=probs)

@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.kernels.sampling.floor_search import scaled
 from outrider.kernels.sampling.gumbel_noise import gumbel_noise, gumbel_of
 from outrider.kernels.sampling.sampling_rows import SamplingRows, SamplingTable
-from outrider.kernels.sampling.truncation_floor import floor_of_scores, truncation_floor
+from outrider.kernels.sampling.truncation_floor import floor_on_host, truncation_floor
 from outrider.kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
 
 __all__ = [
@@ -60,7 +60,7 @@ def log_target(
     cuts_p = top_p < 1.0
     if not bool((cuts_k | cuts_p | (min_p > 0)).any()):
         return scores
-    floor = floor_of_scores(scores, top_k.where(cuts_k, vocab_size), top_p, min_p)
+    floor = floor_on_host(scores, top_k.where(cuts_k, vocab_size), top_p, min_p)
     return scores.masked_fill(scores < floor, float("-inf"))
 
 

@@ -8,14 +8,18 @@ likeliest score and the sum of all weights, exp(score - likeliest); for how many
 weight, reach each of 16 levels below the likeliest score; and to collect the tokens between the two
 levels that have the border between them. Among these, mostly few, one program a row then searches
 the border by halving the range of float32 numbers. Where they are too many to be collected, it
-reads all logits instead. All sums are added up in an order that the row alone decides.
+reads all logits instead. All sums are added up in an order that the row alone decides. On a CPU the
+compiled library does likewise (kernels/cpu/sampling_kernels.h).
 """
 
+import ctypes
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from outrider.kernels.cpu.structs import FloorsCall
+from outrider.kernels.sampling.compiled import instruction_set, num_threads_for, row_library
 from outrider.kernels.sampling.floor_search import cuts_of, peak_of, scaled, search_floor_kernel
 from outrider.kernels.sampling.sampling_rows import SamplingRows
 from outrider.kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
@@ -67,13 +71,31 @@ def floor_of_scores(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor)
     return torch.where(only_min_p, ordered[:, :1] + min_p.log()[:, None], floor)
 
 
+def floor_on_host(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """`floor_of_scores`, compiled where the library takes the rows; sums may round otherwise."""
+    library = row_library(scores)
+    if library is None:
+        return floor_of_scores(scores, top_k, top_p, min_p)
+    floors = scores.new_empty(scores.shape[0], 1)
+    cuts = (top_k.contiguous(), top_p.contiguous(), min_p.contiguous())
+    call = FloorsCall(
+        *scores.shape,
+        scores.stride(0),
+        scores.data_ptr(),
+        *(cut.data_ptr() for cut in cuts),
+        floors.data_ptr(),
+    )
+    library.find_floors(ctypes.addressof(call), instruction_set(), num_threads_for(scores))
+    return floors
+
+
 def _reference_floor(logits: Tensor, rows: SamplingRows) -> Tensor:
     vocab_size = logits.shape[1]
     is_sampled = rows.temperature > 0
     scores = logits / rows.temperature.where(is_sampled, 1.0)[:, None]  # [num_rows, vocab_size]
     top_k = rows.top_k.to(torch.int64)
     top_k = top_k.where((top_k > 0) & (top_k < vocab_size), vocab_size)
-    floor = floor_of_scores(scores, top_k, rows.top_p, rows.min_p)[:, 0]
+    floor = floor_on_host(scores, top_k, rows.top_p, rows.min_p)[:, 0]
     return floor.where(is_sampled, -torch.inf)
 
 

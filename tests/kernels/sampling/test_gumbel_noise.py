@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.kernels.sampling import gumbel_noise as module
+from outrider.kernels.cpu.product_library import product_support
 from outrider.kernels.sampling.gumbel_noise import (
     gumbel_bits,
     gumbel_bits_of,
@@ -16,9 +16,12 @@ from outrider.kernels.sampling.gumbel_noise import (
     row_keys,
     stream_key,
 )
-from outrider.kernels.triton_support import jit, launch, tl, triton, use_kernels
+from outrider.kernels.triton_support import KernelChoice, jit, launch, tl, triton, use_kernels
 
 SEEDS = st.integers(0, 2**64 - 1)
+needs_library = pytest.mark.skipif(
+    product_support().library is None, reason="needs the compiled library"
+)
 ALPHA = 1e-4
 
 GOLDEN_KEYS = [[956087953, 595752380], [-119595540, 1965356962], [341374401, 2045686178]]
@@ -173,17 +176,31 @@ def test_rows_of_neighbouring_keys_are_uncorrelated(neighbour: tuple[int, int, i
     assert abs(torch.corrcoef(torch.stack((a[1:], a[:-1])))[0, 1]) < 5 / math.sqrt(a.numel())
 
 
-def test_extreme_bits_give_finite_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    extremes = torch.tensor([[0, 1, -1, -2, 2**31 - 1, -(2**31), -129, -200]], dtype=torch.int32)
-    monkeypatch.setattr(module, "gumbel_bits", lambda keys, vocab_size: extremes[:, :vocab_size])
-    noise = gumbel_noise(keys_of((0, 0, 0)), extremes.shape[1])[0]
+@pytest.mark.parametrize("choice", ["reference", "auto"])
+def test_extreme_bits_give_finite_noise(choice: KernelChoice) -> None:
+    extremes = [0, 1, 127, 2**31 - 1, 2**31, 2**32 - 200, 2**32 - 129, 2**32 - 2, 2**32 - 1]
+    # Token 0 of a row whose first word is 0 has the bits that its second word is mixed to.
+    words = torch.tensor([[0, unmix(bits)] for bits in extremes], dtype=torch.int64)
+    keys = words.to(torch.uint32).view(torch.int32)
+    assert [bits % 2**32 for bits in gumbel_bits(keys, 1)[:, 0].tolist()] == extremes
+    with use_kernels(choice):
+        noise = gumbel_noise(keys, 1)[:, 0]
     assert noise.isfinite().all()
     assert noise.min() > -2.9
     assert 22.8 < noise[0] < 22.9
-    assert noise[0] == noise.max()
-    unsigned = extremes[0].to(torch.int64) % 2**32
-    in_order = noise[unsigned.argsort()]
-    assert (in_order.diff() <= 0).all()  # larger fractions never give larger noise
+    assert (noise.diff() <= 0).all()  # larger fractions never give larger noise
+
+
+@needs_library
+@pytest.mark.parametrize("vocab_size", [1, 15, 16, 33, 5003])
+def test_the_compiled_noise_is_the_specified_one(vocab_size: int) -> None:
+    keys = keys_of(*((seed, 1, 5) for seed in range(19)))
+    compiled = gumbel_noise(keys, vocab_size)
+    with use_kernels("reference"):
+        specified = gumbel_noise(keys, vocab_size)
+    torch.testing.assert_close(compiled, specified, rtol=1e-6, atol=1e-6)
+    apart = keys.repeat(1, 2)[:, :2].T.contiguous().T  # not in one piece
+    assert gumbel_noise(apart, vocab_size).equal(compiled)
 
 
 # ---- the kernel -----------------------------------------------------------------------------

@@ -9,12 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.kernels.cpu.product_library import product_support
 from outrider.kernels.sampling import truncation_floor as module
 from outrider.kernels.sampling.sampling_rows import SamplingRows
 from outrider.kernels.sampling.truncation_floor import truncation_floor
 from outrider.kernels.triton_support import KernelChoice, triton, use_kernels
 
 needs_triton = pytest.mark.skipif(triton is None, reason="there is no triton for this system")
+needs_library = pytest.mark.skipif(
+    product_support().library is None, reason="needs the compiled library"
+)
+IMPLEMENTATIONS = pytest.mark.parametrize(
+    "choice",
+    [
+        pytest.param("triton", marks=[needs_triton, pytest.mark.slow]),
+        pytest.param("auto", marks=needs_library),
+    ],
+)
 
 Row = tuple[float, int, float, float]  # temperature, top_k, top_p, min_p
 
@@ -59,8 +70,8 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def floor_in_triton(logits: Tensor, rows: SamplingRows) -> Tensor:
-    with use_kernels("triton"), poisoned():
+def floor_by(choice: KernelChoice, logits: Tensor, rows: SamplingRows) -> Tensor:
+    with use_kernels(choice), poisoned():
         return truncation_floor(logits, rows)
 
 
@@ -93,8 +104,7 @@ def kept_by_definition(logits: Tensor, row: Row) -> tuple[set[int], float]:
     return set(stay.nonzero().flatten().tolist()), margin
 
 
-@pytest.mark.slow
-@needs_triton
+@IMPLEMENTATIONS
 @settings(max_examples=15)
 @given(
     rows=st.lists(ROWS, min_size=1, max_size=3),
@@ -105,6 +115,7 @@ def kept_by_definition(logits: Tensor, row: Row) -> tuple[set[int], float]:
 )
 def test_keeps_what_the_sorted_one_keeps(
     device: torch.device,
+    choice: KernelChoice,
     rows: list[Row],
     vocab_size: int,
     spread: float,
@@ -118,7 +129,7 @@ def test_keeps_what_the_sorted_one_keeps(
     logits[:, 1::5] = -torch.inf  # forbidden
     logits = logits.to(device)
     own = rows_of(rows, device)
-    floor = floor_in_triton(logits, own)
+    floor = floor_by(choice, logits, own)
     with use_kernels("reference"):
         right = truncation_floor(logits, own)
     found, expected = kept(logits, own, floor), kept(logits, own, right)
@@ -149,11 +160,10 @@ CASES: list[tuple[Row, float]] = [
 ]
 
 
-@pytest.mark.slow
-@needs_triton
+@IMPLEMENTATIONS
 @pytest.mark.parametrize("capacity", [1024, 256], ids=["collected", "all logits"])
 def test_keeps_what_the_definition_keeps(
-    device: torch.device, capacity: int, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, choice: KernelChoice, capacity: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CHUNK", 256)  # several chunks, the last one not full
     monkeypatch.setattr(module, "_CAPACITY", capacity)
@@ -161,7 +171,7 @@ def test_keeps_what_the_definition_keeps(
     num_tokens = 611
     logits = torch.stack([spread * torch.randn(num_tokens) for _, spread in CASES])
     rows = rows_of([row for row, _ in CASES], device)
-    floor = floor_in_triton(logits.to(device), rows)
+    floor = floor_by(choice, logits.to(device), rows)
     found = kept(logits.to(device), rows, floor).cpu()
     for index, (row, _) in enumerate(CASES):
         expected, margin = kept_by_definition(logits[index], row)
@@ -169,28 +179,41 @@ def test_keeps_what_the_definition_keeps(
         assert set(found[index].nonzero().flatten().tolist()) == expected, row
 
 
-@pytest.mark.slow
-@needs_triton
-def test_equal_scores_at_the_border_all_stay(device: torch.device) -> None:
+@needs_library
+@pytest.mark.parametrize("spread", [0.01, 1.0, 40.0])
+def test_a_border_among_thousands_of_candidates(spread: float) -> None:
+    """The compiled search, which sorts 512 scores at most, narrows the range down before."""
+    torch.manual_seed(2)
+    logits = spread * torch.randn(1, 4001)
+    for row in ((1.0, 2500, 1.0, 0.0), (1.0, 0, 0.6, 0.0), (1.0, 3000, 0.9, 0.0)):
+        rows = rows_of([row], torch.device("cpu"))
+        expected, margin = kept_by_definition(logits[0], row)
+        found = kept(logits, rows, truncation_floor(logits, rows))[0].nonzero().flatten().tolist()
+        assert len(expected ^ set(found)) <= (margin < 1e-6)
+
+
+@IMPLEMENTATIONS
+def test_equal_scores_at_the_border_all_stay(device: torch.device, choice: KernelChoice) -> None:
     logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]], device=device).repeat(3, 1)
     rows = rows_of([(1.0, 2, 1.0, 0.0), (1.0, 0, 0.8, 0.0), (1.0, 3, 0.9, 0.0)], device)
-    found = kept(logits, rows, floor_in_triton(logits, rows))
+    found = kept(logits, rows, floor_by(choice, logits, rows))
     assert found.tolist() == [[True, True, True, True, False]] * 3
 
 
-@pytest.mark.slow
-@needs_triton
-def test_a_row_is_the_same_alone_and_between_others(device: torch.device) -> None:
+@IMPLEMENTATIONS
+def test_a_row_is_the_same_alone_and_between_others(
+    device: torch.device, choice: KernelChoice
+) -> None:
     torch.manual_seed(0)
     logits = 3 * torch.randn(4, 300, device=device)
     parameters: list[Row] = [
         (1.0, 0, 0.9, 0.0), (0.8, 40, 0.95, 0.01), (0.0, 0, 1.0, 0.0), (1.0, 3, 1.0, 0.0),
     ]  # fmt: skip
-    together = floor_in_triton(logits, rows_of(parameters, device))
+    together = floor_by(choice, logits, rows_of(parameters, device))
     wide = torch.cat((logits, torch.randn(4, 7, device=device)), dim=1)[:, :300]  # strided rows
-    assert torch.equal(floor_in_triton(wide, rows_of(parameters, device)), together)
+    assert torch.equal(floor_by(choice, wide, rows_of(parameters, device)), together)
     for index, row in enumerate(parameters):
-        alone = floor_in_triton(logits[index : index + 1], rows_of([row], device))
+        alone = floor_by(choice, logits[index : index + 1], rows_of([row], device))
         assert torch.equal(alone[0], together[index])
     assert together.isfinite().tolist() == [True, True, False, True]
 
@@ -211,9 +234,10 @@ def test_nothing_is_cut_where_the_host_says_so(device: torch.device, choice: Ker
         assert truncation_floor(logits[:0], rows_of([(1.0, 2, 1.0, 0.0)], device)).shape == (0,)
 
 
-@pytest.mark.slow
-@needs_triton
-def test_a_row_without_a_possible_token_keeps_all(device: torch.device) -> None:
+@IMPLEMENTATIONS
+def test_a_row_without_a_possible_token_keeps_all(
+    device: torch.device, choice: KernelChoice
+) -> None:
     logits = torch.full((3, 40), -torch.inf, device=device)
     rows = rows_of([(1.0, 2, 1.0, 0.0), (1.0, 0, 0.5, 0.0), (1.0, 2, 0.5, 0.1)], device)
-    assert kept(logits, rows, floor_in_triton(logits, rows)).all()
+    assert kept(logits, rows, floor_by(choice, logits, rows)).all()
