@@ -18,7 +18,6 @@ from outrider.engine.model.layer_attention import LayerAttention, SharedInputs
 from outrider.engine.model.layers import LayerReader, Norm, normalise
 from outrider.engine.model.numerics import numerics_fingerprint
 from outrider.engine.model.protocol import ForwardOutput
-from outrider.engine.model.quantised.scheme import StoredWeights
 from outrider.engine.model.recurrent_cache import RecurrentPass
 from outrider.kernels.attention.paged_attention import AttentionBatch, Plan, plan_attention
 from outrider.kernels.layers.compiled_rows import can_place_heads
@@ -50,7 +49,7 @@ class HeadEntry(Protocol):
 
 def layer_reader(reader: HeadReader, config: ModelConfig) -> LayerReader:
     """Return what reads the layers of a head, which are named as those of a decoder."""
-    weights = StoredWeights()
+    weights = reader.weights
     return LayerReader(
         reader=reader,
         config=config,
@@ -118,8 +117,11 @@ class HeadBase:
         )
         self.fingerprint = reader.fingerprint
         self.num_parameters = reader.num_parameters
-        self.weight_bytes = reader.num_parameters * self.dtype.itemsize
-        self.scheme = str(self.dtype).removeprefix("torch.")
+        weights = reader.weights
+        self.weight_bytes = weights.num_bytes + self.dtype.itemsize * (
+            reader.num_parameters - weights.num_rounded
+        )
+        self.scheme = weights.scheme or weights.held or str(self.dtype).removeprefix("torch.")
         self.numerics = numerics_fingerprint(
             checkpoint=f"{self.fingerprint} on {target.numerics}",
             scheme=self.scheme,

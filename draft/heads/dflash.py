@@ -22,7 +22,6 @@ from outrider.engine.model.recurrent_cache import RecurrentPass
 from outrider.engine.model.weights import ProgressCallback
 from outrider.kernels.attention.paged_attention import Plan
 from outrider.kernels.layers.lora import LoraRows
-from outrider.kernels.layers.row_invariant_linear import make_linear
 from outrider.kernels.triton_support import uses_triton
 
 
@@ -36,7 +35,7 @@ class DFlashHead(HeadBase):
         reader, layers = parts.reader, parts.layers
         width = layers.config.hidden_size
         num_read = len(parts.taps) * reader.target.config.hidden_size
-        self._fc = make_linear(reader.read("fc.weight", (width, num_read)))
+        self._fc = reader.linear("fc.weight", (width, num_read))
         self._feature_norm = layers.norm("hidden_norm.weight")
         self._layers = tuple(layers.read(index) for index in range(layers.config.num_layers))
         super().__init__(parts)

@@ -19,7 +19,7 @@ from outrider.draft.heads.head_reader import HeadReader
 from outrider.draft.heads.protocol import BlockLayout, TargetModel
 from outrider.engine.model.layers import LayerReader, Norm, normalise
 from outrider.engine.model.weights import ProgressCallback
-from outrider.kernels.layers.row_invariant_linear import Product, make_linear, make_norm
+from outrider.kernels.layers.row_invariant_linear import Product, make_norm
 
 _FIRST = "model.layers.0."
 IGNORED: Final = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
@@ -48,7 +48,7 @@ class Eagle3Entry:
         shape = config.layers
         target_width, num_taps = reader.target.config.hidden_size, len(config.taps)
         width = num_taps * target_width
-        self._fc: Product = make_linear(reader.read("fc.weight", (shape.hidden_size, width)))
+        self._fc: Product = reader.linear("fc.weight", (shape.hidden_size, width))
         self._norms: list[Norm] = []
         if config.norm_before_fc:
             self._norms = [_norm(reader, "input_norm.weight", width, shape.norm_eps)]

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from outrider.draft.heads.head_config import HeadConfig
 from outrider.draft.heads.protocol import HeadError, TargetModel
-from outrider.engine.model.quantised.formats import WeightFormat
+from outrider.engine.model.decoder import DTYPES
+from outrider.engine.model.quantised.formats import Rounding, WeightFormat
+from outrider.engine.model.quantised.scheme import RoundedWeights, StoredWeights, WeightSource
 from outrider.engine.model.weights import CheckpointReader, ProgressCallback
-from outrider.kernels.layers.row_invariant_linear import make_linear
+from outrider.kernels.layers.row_invariant_linear import Product, make_linear
 
+_PLAIN: Final = frozenset(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 TARGET_OF_DRAFT, DRAFT_OF_TARGET = "d2t", "t2d"
 
@@ -39,6 +43,12 @@ class HeadReader(CheckpointReader):
         self.rename(renamed)
         self.folder = folder
         self.target = target
+        rounds = weight_format is None and _has_few_bits(target)
+        self.weights: WeightSource = (
+            RoundedWeights(self, Rounding(scheme="int8")) if rounds else StoredWeights()
+        )
+        """Beside a large model in few bits in 8: guesses are read from memory, too, and what they
+        are does not change what is emitted."""
 
     def read(self, name: str, shape: Iterable[int]) -> Tensor:
         """Return a tensor; raises as `CheckpointReader.read` does, and for NaN and infinity."""
@@ -55,6 +65,10 @@ class HeadReader(CheckpointReader):
                 "trained, or the file is damaged."
             )
         return tensor
+
+    def linear(self, name: str, shape: tuple[int, int]) -> Product:
+        """Return the product with a matrix, [output, input]; raises as `read` does."""
+        return make_linear(self.weights.weight(name, lambda: self.read(name, shape), (name,)))
 
     # ---- what the large model has, too ----------------------------------------------------
 
@@ -78,7 +92,7 @@ class HeadReader(CheckpointReader):
     def head(self, num_tokens: int, width: int) -> Callable[[Tensor], Tensor]:
         """Return the product [n, width] -> [n, num_tokens]; the large model's without a file's."""
         if HEAD in self:
-            return make_linear(self.read(HEAD, (num_tokens, width)))
+            return self.linear(HEAD, (num_tokens, width))
         config = self.target.config
         if (num_tokens, width) != (config.vocab_size, config.hidden_size):
             raise HeadError(
@@ -137,3 +151,8 @@ class HeadReader(CheckpointReader):
                 f"{list(stored.shape)}, but config.json requires {size} whole numbers."
             )
         return stored.clone()
+
+
+def _has_few_bits(target: TargetModel) -> bool:
+    """Return whether products of the large model have weights of 8 bits or fewer."""
+    return target.scheme not in _PLAIN

@@ -20,7 +20,6 @@ from outrider.draft.heads.protocol import HeadError, TargetModel
 from outrider.engine.model.config import LayerConfig, ModelConfig
 from outrider.engine.model.layers import LayerReader, Norm, normalise
 from outrider.engine.model.weights import ProgressCallback
-from outrider.kernels.layers.row_invariant_linear import make_linear
 
 _PROJECTION: Final = "fc.weight"
 _TOKEN_NORM, _HIDDEN_NORM = "token_norm.weight", "hidden_norm.weight"
@@ -94,7 +93,7 @@ class MtpEntry:
     def __init__(self, reader: HeadReader, layers: LayerReader) -> None:
         """Read the projection and the norms in front of it."""
         width = layers.config.hidden_size
-        self._projection = make_linear(reader.read(_PROJECTION, (width, 2 * width)))
+        self._projection = reader.linear(_PROJECTION, (width, 2 * width))
         self._token_norm = layers.norm(_TOKEN_NORM)
         self._hidden_norm = layers.norm(_HIDDEN_NORM)
 

@@ -31,6 +31,8 @@ class TargetModel(Protocol):
     device: torch.device
     fingerprint: str
     numerics: str
+    scheme: str
+    """What products compute with, as `CausalModel` has it."""
 
     @property
     def embedding(self) -> Tensor:

@@ -29,6 +29,7 @@ class WholeEnds:
         self.config = whole_config(model.config)
         self.dtype, self.device = model.dtype, model.device
         self.fingerprint, self.numerics = model.fingerprint, model.numerics
+        self.scheme = model.scheme
 
     @cached_property
     def embedding(self) -> Tensor:

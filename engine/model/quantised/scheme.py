@@ -38,6 +38,15 @@ class WeightSource(Protocol):
     """Hands a product its weight. `scheme`: how it is rounded, None for not at all."""
 
     scheme: str | None
+    num_rounded: int
+    """Numbers that are held in few bits."""
+    num_bytes: int
+    """Bytes of them and of their scales."""
+
+    @property
+    def held(self) -> str | None:
+        """Name what products hold as it is stored, None for plain numbers only."""
+        ...
 
     def weight(self, name: str, read: Read, tensors: Sequence[str]) -> Weight:
         """Return a product's weight, as `read` has it or rounded.
@@ -95,8 +104,6 @@ class StoredWeights:
 class RoundedWeights:
     """Weights that are rounded as they are read, or taken from where they were kept."""
 
-    held: str | None = None
-
     def __init__(self, reader: CheckpointReader, rounding: Rounding) -> None:
         self.scheme: str | None = rounding.scheme
         self._rounding = rounding
@@ -112,6 +119,11 @@ class RoundedWeights:
         """True if the head is rounded."""
         self.num_bytes = 0
         """Bytes of them and of their scales."""
+
+    @property
+    def held(self) -> None:
+        """Nothing stays as it is stored."""
+        return None
 
     def weight(self, name: str, read: Read, tensors: Sequence[str]) -> Weight:
         """Return it rounded, or as it is if it is narrow; what is kept is not read again."""

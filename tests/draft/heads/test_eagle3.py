@@ -10,6 +10,7 @@ from torch import Tensor
 from outrider.draft.heads.protocol import HeadModel
 from outrider.draft.heads.read_head import read_head
 from outrider.engine.model.decoder import DecoderModel
+from outrider.engine.model.quantised.formats import Rounding
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.kernels.triton_support import use_kernels
 from tests.draft.heads.head_files import (
@@ -159,6 +160,29 @@ def test_the_layout_of_specforge(tmp_path: Path, target: DecoderModel) -> None:
     assert twins.head.kind == "eagle3"
     assert twins.head.tap_layers == (1, 2, 3)
     check_levels(twins, make_taps(target, twins.head))
+
+
+@pytest.mark.parametrize("num_tokens", [50, VOCAB])
+def test_a_head_beside_weights_in_8_bits_is_held_in_8_bits(num_tokens: int, tmp_path: Path) -> None:
+    make_target(tmp_path / "target")
+    plain, rounded = (
+        DecoderModel.load(str(tmp_path / "target"), dtype="bfloat16", rounding=rounding)
+        for rounding in (None, Rounding(scheme="int8"))
+    )
+    weights = eagle3_weights(num_tokens=num_tokens, width=256, own_embedding=True)
+    config = speculators_config(weights, target_hidden_size=HIDDEN)
+    path = write_head(tmp_path / "head", weights, config)
+    taps = torch.randn((4, 3 * HIDDEN), generator=torch.Generator().manual_seed(4)).bfloat16()
+    outputs = []
+    for target, scheme in ((plain, "bfloat16"), (rounded, "int8")):
+        head = read_head(path, target)
+        assert head.scheme == scheme
+        rows = Rows(token_ids=make_tokens(4), num_computed=0, block_table=make_table(0))
+        outputs.append(run(head, new_cache(head), rows, features=head.features_of_taps(taps)))
+        sizes = (head.num_parameters, head.weight_bytes)
+    assert sizes[1] < 2 * sizes[0]
+    likeness = torch.cosine_similarity(outputs[0].logits, outputs[1].logits)
+    assert likeness.min() > 0.99
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
