@@ -8,26 +8,54 @@ python setup.py build_ext --inplace
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, find_namespace_packages, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+# The flags of instruction sets, by the ends of the names of files (instruction_sets.h).
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+VNNI = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
+FLAGS = {
+    "_avx2": AVX2,
+    "_avx512": (*AVX2, *VNNI, "-mavx512bf16"),
+}
 
 
 class BuildSideBySide(build_ext):
-    """Compiles the files of an extension on all processors."""
+    """Compiles the files of an extension on all processors, each with its set's flags."""
 
     def build_extensions(self) -> None:
         """Build all, with a compiler that is given one file at a time."""
         compile_files = self.compiler.compile
+        own_flags = {name: flags for name, flags in FLAGS.items() if self._knows(flags)}
+
+        def compile_one(source: str, options: dict[str, Any]) -> list[str]:
+            stem = Path(source).stem
+            own = (flags for name, flags in own_flags.items() if stem.endswith(name))
+            flags = [*options.pop("extra_postargs"), *next(own, ())]
+            return compile_files([source], extra_postargs=flags, **options)
 
         def compile_side_by_side(sources: list[str], **options: Any) -> list[str]:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                made = pool.map(lambda source: compile_files([source], **options), sources)
+                made = pool.map(lambda source: compile_one(source, dict(options)), sources)
                 return [file for files in made for file in files]
 
         self.compiler.compile = compile_side_by_side
         super().build_extensions()
+
+    def _knows(self, flags: tuple[str, ...]) -> bool:
+        """True if the compiler takes flags: an old one does not, nor one for other processors."""
+        probe = Path(self.build_temp) / "probe.cpp"
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_text("// Nothing.\n", encoding="utf-8")
+        try:
+            self.compiler.compile([str(probe)], extra_postargs=list(flags))
+        except CompileError:
+            return False
+        return True
 
 
 PRODUCT = ("gateway", "router", "draft", "verifier", "engine", "kernels")
@@ -44,50 +72,8 @@ setup(
     ext_modules=[
         Extension(
             "outrider.kernels.cpu._products",
-            sources=[
-                "kernels/cpu/attention.cpp",
-                "kernels/cpu/experts.cpp",
-                "kernels/cpu/grouped.cpp",
-                "kernels/cpu/grouped_avx2.cpp",
-                "kernels/cpu/grouped_avx512.cpp",
-                "kernels/cpu/layer.cpp",
-                "kernels/cpu/lora.cpp",
-                "kernels/cpu/pass.cpp",
-                "kernels/cpu/products.cpp",
-                "kernels/cpu/products_avx2.cpp",
-                "kernels/cpu/products_avx512.cpp",
-                "kernels/cpu/row_ops.cpp",
-                "kernels/cpu/row_ops_avx2.cpp",
-                "kernels/cpu/row_ops_avx512.cpp",
-                "kernels/cpu/row_plan.cpp",
-                "kernels/cpu/threads.cpp",
-                "kernels/cpu/tree.cpp",
-                "kernels/cpu/stored.cpp",
-                "kernels/cpu/stored_avx2.cpp",
-                "kernels/cpu/stored_avx512.cpp",
-            ],
-            depends=[
-                "kernels/cpu/attend_tile.h",
-                "kernels/cpu/calls.h",
-                "kernels/cpu/experts.h",
-                "kernels/cpu/grouped.h",
-                "kernels/cpu/grouped_kernels.h",
-                "kernels/cpu/lanes.h",
-                "kernels/cpu/layer.h",
-                "kernels/cpu/lora.h",
-                "kernels/cpu/lora_kernels.h",
-                "kernels/cpu/packing.h",
-                "kernels/cpu/parallel.h",
-                "kernels/cpu/pass.h",
-                "kernels/cpu/products.h",
-                "kernels/cpu/rounding.h",
-                "kernels/cpu/row_kernels.h",
-                "kernels/cpu/row_plan.h",
-                "kernels/cpu/rows.h",
-                "kernels/cpu/sampling_kernels.h",
-                "kernels/cpu/stored.h",
-                "kernels/cpu/tree.h",
-            ],
+            sources=sorted(map(str, Path("kernels/cpu").glob("*.cpp"))),
+            depends=sorted(map(str, Path("kernels/cpu").glob("*.h"))),
             language="c++",
             # No contraction: a sum and a product fused on one processor only would change bits.
             extra_compile_args=[

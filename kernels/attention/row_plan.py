@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from outrider.kernels.attention.attention_plan import AttentionBatch, AttentionPlan
 from outrider.kernels.attention.ordered_plan import OrderedPlan
-from outrider.kernels.cpu.row_attention import CHUNK_KEYS, TILE_ROWS, RowKeys, compiled_library
+from outrider.kernels.cpu.product_library import library_for
+from outrider.kernels.cpu.row_attention import CHUNK_KEYS, TILE_ROWS, RowKeys
 from outrider.kernels.cpu.structs import Attention, RowPlanCall
 
 _WORD_BITS = 64
@@ -86,7 +87,7 @@ def plan_row_keys(batch: AttentionBatch, *, block_size: int, window: int | None)
     keys = Attention(max_tile_rows=min(most_rows, TILE_ROWS))
     keys.tiles, keys.tile_slots, keys.slots, keys.begins = places[:4]
     keys.ends, keys.own_begins, keys.own_starts, keys.own_slots = places[4:]
-    keys.num_tiles = compiled_library()[0].plan_rows(ctypes.addressof(call))
+    keys.num_tiles = library_for()[0].plan_rows(ctypes.addressof(call))
     return RowKeys(struct=keys, num_rows=start, memory=words)
 
 

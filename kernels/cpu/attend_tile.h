@@ -1,9 +1,8 @@
 // Attention of a tile's rows.
 //
-// Included by each instruction set's file behind its `#pragma GCC target`; see rounding.h.
+// Included by each instruction set's file; see rounding.h.
 #pragma once
 
-#include <immintrin.h>
 #include <math.h>
 
 #include <initializer_list>

@@ -11,12 +11,6 @@
 namespace outrider {
 namespace {
 
-const GroupedKernels* grouped_kernels_of(int32_t instruction_set) {
-    if (instruction_set == kAvx512) return avx512_grouped_kernels();
-    if (instruction_set == kAvx2) return avx2_grouped_kernels();
-    return nullptr;
-}
-
 // ---- packing --------------------------------------------------------------------------------
 
 void pack_group(const GroupedProduct& product, const uint8_t* codes, int64_t column, char* units) {

@@ -92,7 +92,6 @@ struct GroupedKernels {
 };
 
 // Null where it is not known.
-const GroupedKernels* avx512_grouped_kernels();
-const GroupedKernels* avx2_grouped_kernels();
+const GroupedKernels* grouped_kernels_of(int32_t instruction_set);
 
 }  // namespace outrider

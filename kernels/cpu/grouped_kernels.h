@@ -1,13 +1,18 @@
-// Kernels of grouped products in terms of an instruction set's vectors, one source for all.
+// Kernels of grouped products over the vectors of lanes.h, one source for all instruction sets.
 //
-// `Set` brings vectors of floats and whole numbers, `Set::Four` and `Set::Eight` the products of
-// codes and rows. See rounding.h for why all is internal to a file.
+// A set brings the products of codes and rows: `Four` and `Eight`, as in grouped_dots.h. See
+// rounding.h for why all is internal to a file.
 #pragma once
 
+#include <utility>
+
 #include "grouped.h"
+#include "lanes.h"
 #include "rounding.h"
 
 namespace {
+
+constexpr int kVectors = outrider::kPanelColumns / kPartLanes;
 
 using outrider::GroupedBlock;
 using outrider::GroupedProduct;
@@ -27,13 +32,25 @@ struct Header {
 
 // Where the sum of a group begins, so that it is one of codes less their zero point. A kernel may
 // multiply codes that are less by kOffset.
-template <class Set, class Number, bool kHasRowGroups>
-typename Set::Ints start(const GroupedProduct& product, const Header& header, int vector,
-                         int32_t total) {
-    if (!kHasRowGroups || !header.zeros) return Set::ints((Number::kOffset - product.zero) * total);
-    const auto below = Set::subtract(Set::ints(Number::kOffset), Set::halves(header.zeros, vector));
-    return Set::multiply(below, Set::ints(total));
+template <class Number, bool kHasRowGroups>
+IntPart start(const GroupedProduct& product, const Header& header, int vector, int32_t total) {
+    if (!kHasRowGroups || !header.zeros) {
+        return IntPart{} + (Number::kOffset - product.zero) * total;
+    }
+    const auto zeros = loaded<ShortPart>(header.zeros + 2 * kPartLanes * vector);
+    return (Number::kOffset - __builtin_convertvector(zeros, IntPart)) * total;
 }
+
+INLINE LanePart scales_of(const char* scales, int vector, int32_t type) {
+    if (type == outrider::kScaleFloat32) {
+        return loaded<LanePart>(scales + 4 * kPartLanes * vector);
+    }
+    const char* halves = scales + 2 * kPartLanes * vector;
+    if (type == outrider::kScaleFloat16) return from_float16(loaded<ShortPart>(halves));
+    return from_bfloat16(loaded<HalfPart>(halves));
+}
+
+INLINE LanePart filled_part(float value) { return LanePart{} + value; }
 
 // Where a kernel is in its panel and its rows.
 struct Place {
@@ -41,13 +58,13 @@ struct Place {
 };
 
 // Adds the products of units to sums.
-template <class Set, class Number, int kRows>
+template <class Number, int kRows>
 inline void add_units(int64_t units, Place& place,
-                      typename Number::Part (&sums)[kRows][Set::kVectors]) {
+                      typename Number::Part (&sums)[kRows][kVectors]) {
     for (int64_t unit = 0; unit < units; ++unit) {
 #pragma GCC unroll 4
-        for (int vector = 0; vector < Set::kVectors; ++vector) {
-            const typename Number::Codes codes(place.weights + 4 * Set::kLanes * vector);
+        for (int vector = 0; vector < kVectors; ++vector) {
+            const typename Number::Codes codes(place.weights + 4 * kPartLanes * vector);
 #pragma GCC unroll 8
             for (int row = 0; row < kRows; ++row) {
                 sums[row][vector] =
@@ -61,68 +78,64 @@ inline void add_units(int64_t units, Place& place,
 
 // kHasRowGroups: rows have a scale for each group. If not, there is neither a zero point nor a
 // minimum of a group's own.
-template <class Set, class Number, bool kHasRowGroups, int kRows>
+template <class Number, bool kHasRowGroups, int kRows>
 void multiply_rows(const GroupedBlock& block) {
-    using Floats = typename Set::Floats;
     const GroupedProduct& product = *block.product;
     const int64_t header_bytes = product.header_bytes(), units = product.units();
     Place place{block.panel, block.rows};
-    Floats sums[kRows][Set::kVectors];
+    LanePart sums[kRows][kVectors];
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 4
-        for (int vector = 0; vector < Set::kVectors; ++vector) {
-            sums[row][vector] = Set::floats(0.0f);
+        for (int vector = 0; vector < kVectors; ++vector) {
+            sums[row][vector] = LanePart{};
         }
     }
     for (const RowGroup *group = block.row_groups, *end = group + kRows * product.groups();
          group < end; group += kRows) {
         const Header header(product, place.weights);
-        typename Set::Ints parts[kRows][Set::kVectors];
+        IntPart parts[kRows][kVectors];
 #pragma GCC unroll 8
         for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 4
-            for (int vector = 0; vector < Set::kVectors; ++vector) {
+            for (int vector = 0; vector < kVectors; ++vector) {
                 parts[row][vector] =
-                    start<Set, Number, kHasRowGroups>(product, header, vector, group[row].total);
+                    start<Number, kHasRowGroups>(product, header, vector, group[row].total);
             }
         }
         place.weights += header_bytes;
         if constexpr (Number::kUnits == 0) {
-            add_units<Set, Number, kRows>(units, place, parts);
+            add_units<Number, kRows>(units, place, parts);
         } else {
             for (int64_t left = units; left > 0; left -= Number::kUnits) {
-                typename Number::Part now[kRows][Set::kVectors] = {};
-                add_units<Set, Number, kRows>(left < Number::kUnits ? left : Number::kUnits, place,
+                typename Number::Part now[kRows][kVectors] = {};
+                add_units<Number, kRows>(left < Number::kUnits ? left : Number::kUnits, place,
                                               now);
 #pragma GCC unroll 8
                 for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 4
-                    for (int vector = 0; vector < Set::kVectors; ++vector) {
+                    for (int vector = 0; vector < kVectors; ++vector) {
                         parts[row][vector] = Number::added(parts[row][vector], now[row][vector]);
                     }
                 }
             }
         }
 #pragma GCC unroll 4
-        for (int vector = 0; vector < Set::kVectors; ++vector) {
-            const Floats scale = Set::scales(header.scales, vector, header.type);
+        for (int vector = 0; vector < kVectors; ++vector) {
+            const LanePart scale = scales_of(header.scales, vector, header.type);
 #pragma GCC unroll 8
             for (int row = 0; row < kRows; ++row) {
-                const Floats part = Set::converted(parts[row][vector]);
-                Floats& sum = sums[row][vector];
-                if (kHasRowGroups) {
-                    sum = Set::fused(part, Set::multiply(scale, Set::floats(group[row].scale)), sum);
-                } else {
-                    sum = Set::add(sum, Set::multiply(part, scale));
-                }
+                const LanePart part = __builtin_convertvector(parts[row][vector], LanePart);
+                LanePart& sum = sums[row][vector];
+                sum = kHasRowGroups ? fused_part(part, scale * group[row].scale, sum)
+                                    : sum + part * scale;
             }
             if (kHasRowGroups && header.minimums) {
-                const Floats minimum = Set::scales(header.minimums, vector, header.type);
+                const LanePart minimum = scales_of(header.minimums, vector, header.type);
 #pragma GCC unroll 8
                 for (int row = 0; row < kRows; ++row) {
-                    sums[row][vector] = Set::fused_less(
-                        minimum, Set::floats(group[row].scaled_total), sums[row][vector]);
+                    sums[row][vector] = fused_part(-minimum, filled_part(group[row].scaled_total),
+                                                   sums[row][vector]);
                 }
             }
         }
@@ -130,9 +143,9 @@ void multiply_rows(const GroupedBlock& block) {
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 4
-        for (int vector = 0; vector < Set::kVectors; ++vector) {
-            Set::store(block.sums + outrider::kPanelColumns * row + Set::kLanes * vector,
-                       sums[row][vector]);
+        for (int vector = 0; vector < kVectors; ++vector) {
+            memcpy(block.sums + outrider::kPanelColumns * row + kPartLanes * vector,
+                   &sums[row][vector], sizeof(LanePart));
         }
     }
 }
@@ -149,5 +162,27 @@ void finish_grouped(const float* sums, int64_t rows, int64_t columns, const floa
         for (int64_t c = 0; c < columns; ++c) y[c] = rounded(values[c]);
     }
 }
+
+template <class Number, bool kHasRowGroups, size_t... kLess>
+constexpr auto kernels_by_rows(std::index_sequence<kLess...>) {
+    struct Table {
+        void (*kernels[sizeof...(kLess)])(const GroupedBlock&);
+    };
+    return Table{{multiply_rows<Number, kHasRowGroups, int(kLess) + 1>...}};
+}
+
+// For 1 to kMaxRows rows.
+template <class Number, bool kHasRowGroups, int kMaxRows>
+constexpr auto kGroupedByRows =
+    kernels_by_rows<Number, kHasRowGroups>(std::make_index_sequence<kMaxRows>());
+
+template <class Four, class Eight, int kMaxRows>
+constexpr outrider::GroupedKernels kGroupedKernels = {
+    kMaxRows,
+    {{kGroupedByRows<Four, false, kMaxRows>.kernels, kGroupedByRows<Four, true, kMaxRows>.kernels},
+     {kGroupedByRows<Eight, false, kMaxRows>.kernels,
+      kGroupedByRows<Eight, true, kMaxRows>.kernels}},
+    quantise_row<0>,
+    finish_grouped};
 
 }  // namespace

@@ -1,9 +1,12 @@
 // Plain vectors of 16 lanes that every instruction set can hold.
 //
-// Included by each instruction set's file behind its `#pragma GCC target`; see rounding.h.
+// Included by each instruction set's file, which is compiled for that set alone; see rounding.h.
+// A file for AVX-512 whose lanes are to be one register defines LANES_FIT_A_REGISTER.
 #pragma once
 
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
 #include <stdint.h>
 #include <string.h>
 
@@ -14,8 +17,7 @@ namespace {
 
 constexpr int64_t kLanes = 16;
 
-// (GCC's target pragma need not define __AVX512F__.)
-#ifdef LANES_FIT_A_REGISTER
+#if defined(LANES_FIT_A_REGISTER)
 constexpr int64_t kPartLanes = 16;
 #else
 constexpr int64_t kPartLanes = 8;
@@ -25,13 +27,132 @@ typedef float LanePart __attribute__((vector_size(4 * kPartLanes)));
 typedef int32_t IntPart __attribute__((vector_size(4 * kPartLanes)));
 typedef uint32_t BitPart __attribute__((vector_size(4 * kPartLanes)));
 typedef uint16_t HalfPart __attribute__((vector_size(2 * kPartLanes)));
+typedef int16_t ShortPart __attribute__((vector_size(2 * kPartLanes)));
 
 #define INLINE inline __attribute__((always_inline))
+
+template <class Part>
+INLINE Part loaded(const void* place) {
+    typedef Part Unaligned __attribute__((aligned(1), may_alias));
+    return *static_cast<const Unaligned*>(place);
+}
+
+// ---- what each instruction set has a name of its own for ------------------------------------
+
+// fused_part: a * b + c, rounded once. larger_part: the second where one is no number.
+// widened_part: with zeros above; narrowed_part: of numbers that fit. from_float16: exact,
+// and of another type than bfloat16: GCC would move a load of both in front of a branch, and spill.
+// spread_part: the same four bytes in each lane.
+// doubled: each lane twice (for sets without stored kernels of their own). transpose_pairs: of four pairs of kPartLanes keys, each pair of all keys.
+#if defined(LANES_FIT_A_REGISTER)
+INLINE LanePart fused_part(LanePart a, LanePart b, LanePart c) {
+    return LanePart(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+}
+
+INLINE LanePart larger_part(LanePart a, LanePart b) {
+    return LanePart(_mm512_max_ps(__m512(a), __m512(b)));
+}
+
+INLINE IntPart widened_part(HalfPart halves) {
+    return IntPart(_mm512_cvtepu16_epi32(__m256i(halves)));
+}
+
+INLINE HalfPart narrowed_part(BitPart bits) {
+    return HalfPart(_mm512_cvtepi32_epi16(__m512i(bits)));
+}
+
+INLINE LanePart from_float16(ShortPart halves) {
+    return LanePart(_mm512_cvtph_ps(__m256i(halves)));
+}
+
+INLINE IntPart spread_part(const char* four_bytes) {
+    return IntPart(_mm512_set1_epi32(loaded<int32_t>(four_bytes)));
+}
+
+INLINE float largest_of_part(LanePart part) { return _mm512_reduce_max_ps(__m512(part)); }
+
+// Four pairs of a key and of every fourth key behind it.
+INLINE __m512 four_keys(const float* const* keys, int64_t pair) {
+    __m512 four = _mm512_castps128_ps512(_mm_loadu_ps(keys[0] + pair));
+    four = _mm512_insertf32x4(four, _mm_loadu_ps(keys[4] + pair), 1);
+    four = _mm512_insertf32x4(four, _mm_loadu_ps(keys[8] + pair), 2);
+    return _mm512_insertf32x4(four, _mm_loadu_ps(keys[12] + pair), 3);
+}
+
+INLINE void transpose_pairs(const float* const* keys, int64_t pair, LanePart (&pairs)[4]) {
+    const __m512 a = four_keys(keys, pair), b = four_keys(keys + 1, pair);
+    const __m512 c = four_keys(keys + 2, pair), d = four_keys(keys + 3, pair);
+    const __m512 low_ab = _mm512_unpacklo_ps(a, b), high_ab = _mm512_unpackhi_ps(a, b);
+    const __m512 low_cd = _mm512_unpacklo_ps(c, d), high_cd = _mm512_unpackhi_ps(c, d);
+    pairs[0] = LanePart(_mm512_shuffle_ps(low_ab, low_cd, 0x44));
+    pairs[1] = LanePart(_mm512_shuffle_ps(low_ab, low_cd, 0xee));
+    pairs[2] = LanePart(_mm512_shuffle_ps(high_ab, high_cd, 0x44));
+    pairs[3] = LanePart(_mm512_shuffle_ps(high_ab, high_cd, 0xee));
+}
+#else
+INLINE LanePart fused_part(LanePart a, LanePart b, LanePart c) {
+    return LanePart(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
+}
+
+INLINE LanePart larger_part(LanePart a, LanePart b) {
+    return LanePart(_mm256_max_ps(__m256(a), __m256(b)));
+}
+
+INLINE IntPart widened_part(HalfPart halves) {
+    return IntPart(_mm256_cvtepu16_epi32(__m128i(halves)));
+}
+
+INLINE HalfPart narrowed_part(BitPart bits) {
+    return HalfPart(_mm_packus_epi32(_mm256_castsi256_si128(__m256i(bits)),
+                                     _mm256_extracti128_si256(__m256i(bits), 1)));
+}
+
+INLINE LanePart from_float16(ShortPart halves) {
+    return LanePart(_mm256_cvtph_ps(__m128i(halves)));
+}
+
+// (Of a sum of a vector and a number, compilers take operations that follow to the number.)
+INLINE IntPart spread_part(const char* four_bytes) {
+    return IntPart(_mm256_broadcast_ss(reinterpret_cast<const float*>(four_bytes)));
+}
+
+INLINE float largest_of_part(LanePart part) {
+    const __m256 eight = __m256(part);
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+INLINE void doubled(LanePart part, LanePart& low, LanePart& high) {
+    const __m256i first = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+    const __m256i second = _mm256_add_epi32(first, _mm256_set1_epi32(4));
+    low = LanePart(_mm256_permutevar8x32_ps(__m256(part), first));
+    high = LanePart(_mm256_permutevar8x32_ps(__m256(part), second));
+}
+
+// Four pairs of a key and of the fourth key behind it.
+INLINE __m256 two_keys(const float* const* keys, int64_t pair) {
+    return _mm256_set_m128(_mm_loadu_ps(keys[4] + pair), _mm_loadu_ps(keys[0] + pair));
+}
+
+INLINE void transpose_pairs(const float* const* keys, int64_t pair, LanePart (&pairs)[4]) {
+    const __m256 a = two_keys(keys, pair), b = two_keys(keys + 1, pair);
+    const __m256 c = two_keys(keys + 2, pair), d = two_keys(keys + 3, pair);
+    const __m256 low_ab = _mm256_unpacklo_ps(a, b), high_ab = _mm256_unpackhi_ps(a, b);
+    const __m256 low_cd = _mm256_unpacklo_ps(c, d), high_cd = _mm256_unpackhi_ps(c, d);
+    pairs[0] = LanePart(_mm256_shuffle_ps(low_ab, low_cd, 0x44));
+    pairs[1] = LanePart(_mm256_shuffle_ps(low_ab, low_cd, 0xee));
+    pairs[2] = LanePart(_mm256_shuffle_ps(high_ab, high_cd, 0x44));
+    pairs[3] = LanePart(_mm256_shuffle_ps(high_ab, high_cd, 0xee));
+}
+#endif
+
+// ---- lanes ----------------------------------------------------------------------------------
 
 // Compilers take vectors that are wider than a register apart through memory, number by number
 // where they compare or spread one: AVX2's attention took three quarters of its time for that. So
 // its lanes are two vectors, with a name each: an array of them would stay in memory too.
-#ifdef LANES_FIT_A_REGISTER
+#if defined(LANES_FIT_A_REGISTER)
 typedef LanePart Lanes;
 
 template <class Operation, class... Others>
@@ -52,19 +173,7 @@ INLINE void take_parts(const Lanes& lanes, Take take) {
 
 INLINE float first_of(const Lanes& lanes) { return lanes[0]; }
 
-INLINE LanePart fused_part(LanePart a, LanePart b, LanePart c) {
-    return LanePart(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
-}
-
-INLINE LanePart larger_part(LanePart a, LanePart b) {
-    return LanePart(_mm512_max_ps(__m512(a), __m512(b)));
-}
-
-INLINE IntPart widened_part(HalfPart halves) {
-    return IntPart(_mm512_cvtepu16_epi32(__m256i(halves)));
-}
-
-INLINE float largest_of(const Lanes& lanes) { return _mm512_reduce_max_ps(__m512(lanes)); }
+INLINE float largest_of(const Lanes& lanes) { return largest_of_part(lanes); }
 #else
 struct Lanes {
     LanePart low, high;
@@ -88,23 +197,8 @@ INLINE void take_parts(const Lanes& lanes, Take take) {
 
 INLINE float first_of(const Lanes& lanes) { return lanes.low[0]; }
 
-INLINE LanePart fused_part(LanePart a, LanePart b, LanePart c) {
-    return LanePart(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
-}
-
-INLINE LanePart larger_part(LanePart a, LanePart b) {
-    return LanePart(_mm256_max_ps(__m256(a), __m256(b)));
-}
-
-INLINE IntPart widened_part(HalfPart halves) {
-    return IntPart(_mm256_cvtepu16_epi32(__m128i(halves)));
-}
-
 INLINE float largest_of(const Lanes& lanes) {
-    const __m256 eight = __m256(larger_part(lanes.low, lanes.high));
-    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+    return largest_of_part(larger_part(lanes.low, lanes.high));
 }
 
 INLINE Lanes operator+(const Lanes& a, const Lanes& b) { return {a.low + b.low, a.high + b.high}; }
@@ -136,23 +230,17 @@ INLINE Lanes fused(const Lanes& a, const Lanes& b, float c) { return fused(a, b,
 INLINE Lanes larger(const Lanes& a, const Lanes& b) { return by_part(larger_part, a, b); }
 
 INLINE Lanes load(const float* from) {
-    return of_parts([=](int64_t lane) {
-        LanePart part;
-        memcpy(&part, from + lane, sizeof part);
-        return part;
-    });
+    return of_parts([=](int64_t lane) { return loaded<LanePart>(from + lane); });
 }
 
 INLINE void store(float* to, const Lanes& lanes) {
     take_parts(lanes, [=](LanePart part, int64_t lane) { memcpy(to + lane, &part, sizeof part); });
 }
 
+INLINE LanePart from_bfloat16(HalfPart halves) { return LanePart(widened_part(halves) << 16); }
+
 INLINE Lanes widened_lanes(const uint16_t* from) {
-    return of_parts([=](int64_t lane) {
-        HalfPart halves;
-        memcpy(&halves, from + lane, sizeof halves);
-        return LanePart(widened_part(halves) << 16);
-    });
+    return of_parts([=](int64_t lane) { return from_bfloat16(loaded<HalfPart>(from + lane)); });
 }
 
 // first > second ? yes : no.
@@ -162,15 +250,20 @@ INLINE Lanes where_greater(const Lanes& first, const Lanes& second, const Lanes&
                    first, second, yes, no);
 }
 
+// To the nearest bfloat16, ties to even, where there is no NaN.
+INLINE BitPart nearest_bfloat16(BitPart bits) {
+    return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
 // As `rounded`: to the nearest bfloat16, ties to even; a NaN stays one.
 INLINE void store_rounded(uint16_t* to, const Lanes& lanes) {
     take_parts(lanes, [=](LanePart part, int64_t lane) {
         const BitPart bits = BitPart(part);
-        const BitPart nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        const BitPart nearest = nearest_bfloat16(bits);
         const BitPart nan = BitPart{} + 0x7fc0;
         // AVX2 compares signed numbers only, and these are none below 0.
         const BitPart result = (IntPart)(bits & 0x7fffffff) > 0x7f800000 ? nan : nearest;
-        const HalfPart halves = __builtin_convertvector(result, HalfPart);
+        const HalfPart halves = narrowed_part(result);
         memcpy(to + lane, &halves, sizeof halves);
     });
 }

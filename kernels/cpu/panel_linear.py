@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.kernels.cpu.product_library import (
     InstructionSet,
     Kind,
-    ProductLibrary,
+    library_for,
     product_support,
 )
 from outrider.kernels.cpu.structs import ProductStruct
@@ -85,7 +85,7 @@ class PanelLinear:
     ) -> None:
         self._kind = kind
         self.out_features, self.in_features = weight.shape
-        self._library, instruction_set = library_for(kind, instruction_set)
+        self._library, instruction_set = library_for(instruction_set)
         panels = self._library.pack(kind, weight.contiguous())
         self._max_threads = 1 + panels.numel() // BYTES_PER_THREAD
         bias_f32 = None if bias is None else contiguous_f32(bias, self.out_features)
@@ -160,24 +160,6 @@ class Int8PanelLinear(PanelLinear):
                 f"{INT8_MAX_IN_FEATURES}"
             )
         self._hold(Kind.INT8, weight.codes, bias, weight.scales.flatten(), instruction_set)
-
-
-def library_for(
-    kind: Kind, instruction_set: InstructionSet | None
-) -> tuple[ProductLibrary, InstructionSet]:
-    """Return the library and the instruction set to use: the best one, unless another is named.
-
-    Raises RuntimeError where there is no library, ValueError for what the processor lacks.
-    """
-    support = product_support()
-    if support.library is None:
-        raise RuntimeError(f"panels need the compiled products; products: {support.detail}")
-    best = support.library.best_instruction_set(kind)
-    if instruction_set is None:
-        return support.library, best
-    if not InstructionSet.NONE < instruction_set <= best:
-        raise ValueError(f"this processor runs up to {best.name}, not {instruction_set.name}")
-    return support.library, instruction_set
 
 
 def contiguous_f32(values: Tensor, length: int) -> Tensor:

@@ -14,9 +14,13 @@ from outrider.kernels.cpu.panel_linear import (
     BYTES_PER_THREAD,
     PanelLinear,
     contiguous_f32,
+)
+from outrider.kernels.cpu.product_library import (
+    InstructionSet,
+    Kind,
+    ProductLibrary,
     library_for,
 )
-from outrider.kernels.cpu.product_library import InstructionSet, Kind, ProductLibrary
 from outrider.kernels.cpu.structs import GroupedStruct
 from outrider.kernels.quantised.stored_weight import Number, StoredWeight
 
@@ -89,7 +93,7 @@ class PanelsInGroups(PanelLinear):
         Raises RuntimeError where the library is not there.
         """
         self._kind = _KINDS[family]
-        self._library, instruction_set = library_for(self._kind, instruction_set)
+        self._library, instruction_set = library_for(instruction_set)
         self._functions = _functions(self._library, family)
         self.out_features, self.in_features = weight.shape
         dtype, zeros, minimums = weight.scale_dtype, weight.own_zeros, weight.minimums

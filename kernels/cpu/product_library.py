@@ -18,7 +18,7 @@ import torch
 from outrider.kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
-_VERSION: Final = 13  # as kVersion in products.cpp
+_VERSION: Final = 14  # as kVersion in products.cpp
 _X86: Final = ("x86_64", "amd64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
@@ -38,40 +38,38 @@ class Kind(IntEnum):
 
 
 class InstructionSet(IntEnum):
-    """Which kernels run; numbered as in products.h. A larger one is faster."""
+    """Which kernels run, as in instruction_sets.h. Of one architecture, a larger one is faster."""
 
     NONE = 0
     AVX2 = 1
-    AVX512 = 2  # with bfloat16 and VNNI dot products
+    AVX512 = 3  # with bfloat16 and VNNI dot products
 
 
-_ALLOWED: Final = {
-    "auto": InstructionSet.AVX512,
-    "avx2": InstructionSet.AVX2,
-    "avx512": InstructionSet.AVX512,
-}
+_WORDS: Final = {each.name.lower().replace("_", "-"): each for each in InstructionSet if each}
 
 
-def _most() -> InstructionSet:
-    """Return the best instruction set that OUTRIDER_CPU allows. Raises ValueError for a word."""
+def _allowed() -> list[InstructionSet]:
+    """Return what OUTRIDER_CPU allows: up to the one it names. Raises ValueError for a word."""
     name = os.environ.get("OUTRIDER_CPU", "auto")
-    if name not in _ALLOWED:
-        raise ValueError(f"OUTRIDER_CPU={name!r} must be auto, avx2 or avx512")
-    return _ALLOWED[name]
+    if name == "auto":
+        return list(_WORDS.values())
+    if name not in _WORDS:
+        raise ValueError(f"OUTRIDER_CPU={name!r} must be one of auto, {', '.join(_WORDS)}")
+    return [each for each in _WORDS.values() if each <= _WORDS[name]]
 
 
 class ProductLibrary:
     """The library's functions. Raises OSError for what is not it, or of another version."""
 
     def __init__(self, path: Path) -> None:
-        self._most = _most()
+        allowed = _allowed()
         library = ctypes.CDLL(str(path))
         self.functions = library
         self.memory = HugePageMemory()
         try:
             library.outrider_products_version.restype = _Int32
             version = library.outrider_products_version()
-            self._best = library.outrider_best_instruction_set
+            has_set = library.outrider_has_instruction_set
             self._packed_bytes = library.outrider_packed_bytes
             self._pack = library.outrider_pack
             self._multiply = library.outrider_multiply
@@ -91,7 +89,9 @@ class ProductLibrary:
         if version != _VERSION:
             raise OSError(f"{path} is of version {version}, not {_VERSION}: install again")
         self._has_matrix_tiles.argtypes, self._has_matrix_tiles.restype = (), _Int32
-        self._best.argtypes, self._best.restype = (_Int32,), _Int32
+        has_set.argtypes, has_set.restype = (_Int32,), _Int32
+        self.instruction_sets: Final = frozenset(filter(has_set, allowed))
+        """Those that this processor has and OUTRIDER_CPU allows."""
         self._packed_bytes.argtypes = (_Int32, _Int64, _Int64)
         self._packed_bytes.restype = _Int64
         self._pack.argtypes = (_Int32, _Address, _Int64, _Int64, _Address, _Int32)
@@ -111,17 +111,14 @@ class ProductLibrary:
         ):
             function.argtypes, function.restype = (_Address, _Int32, _Int32), _Int32
 
-    def best_instruction_set(self, kind: Kind) -> InstructionSet:
-        """Return the best one that this processor has and OUTRIDER_CPU allows."""
-        return min(InstructionSet(self._best(kind)), self._most)
-
     @property
     def has_matrix_tiles(self) -> bool:
         """True if the processor has AMX for bfloat16, which only oneDNN's products use.
 
-        Not beside AVX2 alone: a processor has both or neither of AMX and AVX-512.
+        Only beside AVX-512: a processor has both or neither of them.
         """
-        return self._most is not InstructionSet.AVX2 and bool(self._has_matrix_tiles())
+        has_avx512 = InstructionSet.AVX512 in self.instruction_sets
+        return has_avx512 and bool(self._has_matrix_tiles())
 
     def pack(self, kind: Kind, weight: torch.Tensor) -> torch.Tensor:
         """Return the panels of a contiguous weight [out_features, in_features]: uint8 [bytes]."""
@@ -225,6 +222,24 @@ def library_path(folder: Path) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
+def library_for(
+    instruction_set: InstructionSet | None = None,
+) -> tuple[ProductLibrary, InstructionSet]:
+    """Return the library and the instruction set to run: the best one, unless another is named.
+
+    Raises RuntimeError where there is no library, ValueError for what the processor lacks.
+    """
+    support = product_support()
+    if support.library is None:
+        raise RuntimeError(f"the compiled products are not there; products: {support.detail}")
+    if instruction_set is None:
+        return support.library, support.instruction_set
+    if instruction_set not in support.library.instruction_sets:
+        best = support.instruction_set.name
+        raise ValueError(f"this processor runs up to {best}, not {instruction_set.name}")
+    return support.library, instruction_set
+
+
 @functools.cache
 def product_support(folder: Path = Path(__file__).parent) -> ProductSupport:
     """Load the library, once, and say whether this processor can run it."""
@@ -237,7 +252,7 @@ def product_support(folder: Path = Path(__file__).parent) -> ProductSupport:
         library = ProductLibrary(path)
     except OSError as error:
         return _unsupported(f"torch's; the compiled ones do not load: {error}", _BUILD_ADVICE)
-    best = library.best_instruction_set(Kind.BFLOAT16)
+    best = max(library.instruction_sets, default=InstructionSet.NONE)
     if best is InstructionSet.NONE:
         return _unsupported("torch's; this processor has neither AVX2 nor AVX-512")
     detail = f"compiled, for {best.name} in {path.name}"

@@ -8,8 +8,7 @@
 #include "calls.h"
 #include "parallel.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <cpuid.h>
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 #if defined(__linux__)
@@ -20,7 +19,7 @@ namespace outrider {
 namespace {
 
 // Raised with every change of the functions or structures below.
-constexpr int32_t kVersion = 13;
+constexpr int32_t kVersion = 14;
 constexpr size_t kHugePageBytes = size_t(2) << 20;
 
 int64_t row_bytes_of(int32_t kind, int64_t in_features) {
@@ -36,7 +35,7 @@ void transpose_steps(const char* x, int64_t row_bytes, int64_t rows, int64_t pac
     const int64_t whole = row_bytes / kStepBytes;
     const int64_t stride = packed_rows * kStepBytes;
     int64_t row = 0;
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__)
     for (; row + 4 <= rows; row += 4) {
         const char* from = x + row * row_bytes;
         char* to = packed + row * kStepBytes;
@@ -335,12 +334,6 @@ int32_t multiply_each(int32_t kind, const void* const* products, const int64_t* 
                          : multiply_all<Product>(products, rows, count, x, y, threads);
 }
 
-const Kernels* kernels_of(int32_t kind, int32_t instruction_set) {
-    if (instruction_set == kAvx512) return avx512_kernels(Kind(kind));
-    if (instruction_set == kAvx2) return avx2_kernels(Kind(kind));
-    return nullptr;
-}
-
 }  // namespace outrider
 
 // ---- for Python -----------------------------------------------------------------------------
@@ -348,35 +341,6 @@ const Kernels* kernels_of(int32_t kind, int32_t instruction_set) {
 using namespace outrider;
 
 EXPORT int32_t outrider_products_version() { return kVersion; }
-
-// The best instruction set for a kind of weights that this processor and system have.
-EXPORT int32_t outrider_best_instruction_set(int32_t kind) {
-#if defined(__x86_64__) && defined(__GNUC__)
-    __builtin_cpu_init();
-    const bool has_avx512 = __builtin_cpu_supports("avx512f") &&
-                            __builtin_cpu_supports("avx512bw") &&
-                            __builtin_cpu_supports("avx512dq") &&
-                            __builtin_cpu_supports("avx512vl") &&
-                            __builtin_cpu_supports("avx512bf16") &&
-                            __builtin_cpu_supports("avx512vnni");
-    if (has_avx512) return kAvx512;
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    const bool has_f16c = __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c) return kAvx2;
-#endif
-    (void)kind;
-    return kNone;
-}
-
-// 1 if the processor has tiles for bfloat16 (AMX), which oneDNN multiplies many rows with.
-EXPORT int32_t outrider_has_matrix_tiles() {
-#if defined(__x86_64__) && defined(__GNUC__)
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1);
-#else
-    return 0;
-#endif
-}
 
 EXPORT int64_t outrider_packed_bytes(int32_t kind, int64_t out_features, int64_t in_features) {
     return ceil_div(out_features, kPanelColumns) * kPanelStepBytes *

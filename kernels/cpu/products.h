@@ -20,7 +20,6 @@ constexpr int64_t kBlockSteps = 128;
 constexpr int64_t kChunkRows = 64;
 
 enum Kind : int32_t { kBfloat16 = 0, kInt8 = 1 };
-enum InstructionSet : int32_t { kNone = 0, kAvx2 = 1, kAvx512 = 2 };
 
 // Rows in groups of equal size, but for the last ones, which have one row less.
 struct Groups {
@@ -122,8 +121,6 @@ struct Kernels {
 
 // Null where it is not known.
 const Kernels* kernels_of(int32_t kind, int32_t instruction_set);
-const Kernels* avx512_kernels(Kind kind);
-const Kernels* avx2_kernels(Kind kind);
 
 // Packs all rows, group by group of at most so many, chunk after chunk: [steps][rows][4 bytes] each.
 void pack_rows(const char* x, int64_t row_bytes, int64_t num_rows, int64_t steps,

@@ -1,7 +1,8 @@
 // Scaling, rounding and quantising, in plain loops that compilers turn into vectors.
 //
-// Included by each instruction set's file behind its `#pragma GCC target`, so everything is
-// internal to that file: a shared copy could hold instructions that another processor lacks.
+// Included by each instruction set's file, which is compiled with the flags of its set (setup.py).
+// So everything is internal to that file: a copy that linkers share among files could hold
+// instructions that another processor lacks.
 #pragma once
 
 #include <stdint.h>

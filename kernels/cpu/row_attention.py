@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.kernels.cpu.product_library import InstructionSet, ProductLibrary, product_support
+from outrider.kernels.cpu.product_library import InstructionSet, library_for, product_support
 from outrider.kernels.cpu.structs import Attention
 
 TILE_ROWS: Final = 16
@@ -60,7 +60,7 @@ def attend_rows(  # noqa: PLR0913 - as `paged_attention`
 
     All bfloat16; caches contiguous. Rows of no sequence are left unwritten.
     """
-    library, best = compiled_library()
+    library, instruction_set = library_for(instruction_set)
     query = query.contiguous()
     output = torch.empty_like(query)
     num_rows, num_query_heads, head_dim = query.shape
@@ -77,13 +77,5 @@ def attend_rows(  # noqa: PLR0913 - as `paged_attention`
     call.sinks = None if sinks is None else sinks.data_ptr()
     call.scale, call.softcap = scale, softcap or 0.0
     if call.num_tiles:
-        library.attend(ctypes.addressof(call), instruction_set or best, torch.get_num_threads())
+        library.attend(ctypes.addressof(call), instruction_set, torch.get_num_threads())
     return output
-
-
-def compiled_library() -> tuple[ProductLibrary, InstructionSet]:
-    """Return the library and what it runs on. Raises RuntimeError where it is not there."""
-    support = product_support()
-    if support.library is None:
-        raise RuntimeError(f"compiled attention is not there; products: {support.detail}")
-    return support.library, support.instruction_set

@@ -39,12 +39,6 @@ int32_t run(const Operation& operation,
 
 }  // namespace
 
-const RowOps* row_ops_of(int32_t instruction_set) {
-    if (instruction_set == kAvx512) return avx512_row_ops();
-    if (instruction_set == kAvx2) return avx2_row_ops();
-    return nullptr;
-}
-
 int32_t combine_rows(const Combination& combination, int32_t instruction_set, int32_t threads) {
     return run(combination, &RowOps::combine, instruction_set, threads);
 }

@@ -1,8 +1,7 @@
 // Operations on rows for AVX2.
-#include "rows.h"
+#include "instruction_sets.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#pragma GCC target("avx2,fma")
+#if defined(__AVX2__)
 #include "lora_kernels.h"
 
 const outrider::RowOps* outrider::avx2_row_ops() { return &kRowOps; }

@@ -1,8 +1,7 @@
 // Operations on rows for AVX-512.
-#include "rows.h"
+#include "instruction_sets.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
+#if defined(__AVX512F__)
 #define LANES_FIT_A_REGISTER
 #include "lora_kernels.h"
 

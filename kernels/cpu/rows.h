@@ -107,7 +107,5 @@ struct RowOps {
 const RowOps* row_ops_of(int32_t instruction_set);
 // Returns 0, or -1 where the instruction set is not known.
 int32_t combine_rows(const Combination& combination, int32_t instruction_set, int32_t threads);
-const RowOps* avx512_row_ops();
-const RowOps* avx2_row_ops();
 
 }  // namespace outrider

@@ -8,12 +8,6 @@
 namespace outrider {
 namespace {
 
-const StoredKernels* stored_kernels_of(int32_t instruction_set) {
-    if (instruction_set == kAvx512) return avx512_stored_kernels();
-    if (instruction_set == kAvx2) return avx2_stored_kernels();
-    return nullptr;
-}
-
 // ---- packing --------------------------------------------------------------------------------
 
 uint32_t turned(uint32_t word, int bits) {

@@ -40,7 +40,7 @@ struct StoredBlock {
 };
 
 struct StoredKernels {
-    int64_t max_group_rows;
+    int64_t max_group_rows;  // of `multiply`
     // Up to max_group_rows rows: decodes a block, keeps it where that is wanted, multiplies. Null:
     // blocks are decoded first.
     void (*multiply)(const StoredBlock&, int64_t rows);
@@ -48,7 +48,6 @@ struct StoredKernels {
 };
 
 // Null where it is not known.
-const StoredKernels* avx512_stored_kernels();
-const StoredKernels* avx2_stored_kernels();
+const StoredKernels* stored_kernels_of(int32_t instruction_set);
 
 }  // namespace outrider

@@ -1,8 +1,7 @@
 // Kernels of stored weights for AVX-512 with its bfloat16 dot products.
-#include "stored.h"
+#include "instruction_sets.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")
+#if defined(__AVX512BF16__)
 #include <immintrin.h>
 #include <string.h>
 

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from outrider.kernels.cpu.product_library import InstructionSet, ProductLibrary, product_support
+from outrider.kernels.cpu.product_library import InstructionSet, library_for, product_support
 from outrider.kernels.cpu.structs import GateCall, HeadsCall, NormCall
 from outrider.kernels.layers.gated_mul import Activation
 from outrider.kernels.layers.rms_norm import RmsNorm
@@ -46,7 +46,7 @@ class CompiledNorm(RmsNorm):
     ) -> None:
         """`weight`, `eps`: as for `RmsNorm`. Raises RuntimeError where the library is not there."""
         super().__init__(weight, eps)
-        self._library, self._instruction_set = _library(instruction_set)
+        self._library, self._instruction_set = library_for(instruction_set)
         self.squared_offset = weight.shape[-1] * eps
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def gate_rows(
     """
     if gate_up.dtype is not torch.bfloat16 or gate_up.dim() != 2 or gate_up.stride(1) != 1:
         raise ValueError(f"rows of {gate_up.dtype} {list(gate_up.shape)} are not gated here")
-    library, instruction_set = _library(instruction_set)
+    library, instruction_set = library_for(instruction_set)
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty((num_rows, width), dtype=torch.bfloat16)
     call = GateCall(
@@ -127,7 +127,7 @@ def place_heads(  # noqa: PLR0913 - as `rope_write_kv`
     caches: [blocks, block_size, num_kv_heads, head_dim]. Raises IndexError, before anything is
     written, for a position that the table lacks or a slot outside the cache.
     """
-    library, instruction_set = _library(instruction_set)
+    library, instruction_set = library_for(instruction_set)
     num_rows, num_heads, head_dim = heads.shape
     num_kv_heads = k_cache.shape[2]
     _check_heads(heads, k_cache, v_cache, num_query_heads)
@@ -174,12 +174,3 @@ def _check_heads(heads: Tensor, k_cache: Tensor, v_cache: Tensor, num_query_head
 
 def _num_threads(num_elements: int) -> int:
     return min(torch.get_num_threads(), 1 + num_elements // _ELEMENTS_PER_THREAD)
-
-
-def _library(instruction_set: InstructionSet | None) -> tuple[ProductLibrary, InstructionSet]:
-    support = product_support()
-    if support.library is None:
-        raise RuntimeError(f"compiled operations are not there; products: {support.detail}")
-    if instruction_set is not None and not 0 < instruction_set <= support.instruction_set:
-        raise ValueError(f"this processor runs up to {support.instruction_set.name}")
-    return support.library, instruction_set or support.instruction_set

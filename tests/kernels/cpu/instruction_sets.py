@@ -4,6 +4,8 @@ import pytest
 
 from outrider.kernels.cpu.product_library import InstructionSet, product_support
 
+_SUPPORT = product_support()
+
 each_instruction_set = pytest.mark.parametrize(
     "instruction_set",
     [
@@ -11,10 +13,11 @@ each_instruction_set = pytest.mark.parametrize(
             each,
             id=each.name,
             marks=pytest.mark.skipif(
-                each > product_support().instruction_set,
+                _SUPPORT.library is None or each not in _SUPPORT.library.instruction_sets,
                 reason=f"this processor has no {each.name}",
             ),
         )
-        for each in (InstructionSet.AVX2, InstructionSet.AVX512)
+        for each in InstructionSet
+        if each
     ],
 )

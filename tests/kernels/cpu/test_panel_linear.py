@@ -14,7 +14,7 @@ from outrider.kernels.cpu.panel_linear import (
     PanelLinear,
     can_use_panels,
 )
-from outrider.kernels.cpu.product_library import InstructionSet, Kind, product_support
+from outrider.kernels.cpu.product_library import InstructionSet, product_support
 from outrider.kernels.quantised.rows import int8_linear_reference
 from outrider.kernels.quantised.weight import QuantisedWeight, rounded_to_int8
 from tests.kernels.cpu.instruction_sets import each_instruction_set
@@ -217,9 +217,3 @@ def test_panels_hold_bfloat16_on_a_cpu_only() -> None:
     assert not can_use_panels(random(8, 16).float())
     assert not can_use_panels(torch.empty(0, 16, dtype=torch.bfloat16))
     assert not can_use_panels(torch.empty(8, 16, dtype=torch.bfloat16, device="meta"))
-
-
-def test_kinds_share_their_instruction_sets() -> None:
-    library = product_support().library
-    assert library is not None
-    assert library.best_instruction_set(Kind.INT8) == library.best_instruction_set(Kind.BFLOAT16)

@@ -1,0 +1,32 @@
+// The instruction sets that kernels are compiled for, each in files of its own.
+//
+// setup.py compiles a file with the flags of its set, which are in its name. Where a compiler does
+// not know them, or for another architecture, a file is compiled without, and its functions return
+// null.
+#pragma once
+
+#include "grouped.h"
+#include "products.h"
+#include "rows.h"
+#include "stored.h"
+
+namespace outrider {
+
+// Of one architecture, a larger one is faster; product_library.py names them likewise.
+enum InstructionSet : int32_t {
+    kNone = 0,
+    kAvx2 = 1,
+    kAvx512 = 3,   // with dot products of bytes and of bfloat16
+};
+
+const Kernels* avx2_kernels(Kind kind);
+const GroupedKernels* avx2_grouped_kernels();
+const StoredKernels* avx2_stored_kernels();
+const RowOps* avx2_row_ops();
+
+const Kernels* avx512_kernels(Kind kind);
+const GroupedKernels* avx512_grouped_kernels();
+const StoredKernels* avx512_stored_kernels();
+const RowOps* avx512_row_ops();
+
+}  // namespace outrider
