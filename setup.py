@@ -20,6 +20,8 @@ AVX2 = ("-mavx2", "-mfma", "-mf16c")
 VNNI = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 FLAGS = {
     "_avx2": AVX2,
+    "_vnni_vex": (*AVX2, "-mavxvnni"),
+    "_vnni_evex": (*AVX2, *VNNI),
     "_avx512": (*AVX2, *VNNI, "-mavx512bf16"),
 }
 

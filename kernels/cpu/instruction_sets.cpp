@@ -32,6 +32,8 @@ bool has_avx2() {  // with FMA and F16C
            has_bit(7, 0, kEbx, 5);
 }
 
+bool has_vnni_vex() { return has_avx2() && has_bit(7, 1, kEax, 4); }
+
 bool has_vnni_evex() {  // with AVX-512's F, DQ, BW and VL
     return has_avx2() && has_registers(0xe6) && has_bit(7, 0, kEbx, 16) &&
            has_bit(7, 0, kEbx, 17) && has_bit(7, 0, kEbx, 30) && has_bit(7, 0, kEbx, 31) &&
@@ -39,12 +41,15 @@ bool has_vnni_evex() {  // with AVX-512's F, DQ, BW and VL
 }
 
 bool has_avx512() { return has_vnni_evex() && has_bit(7, 1, kEax, 5); }
+
+const bool kUsesVex = has_vnni_vex();
 #endif
 
 bool has_processor(int32_t instruction_set) {
     switch (instruction_set) {
 #if defined(__x86_64__)
         case kAvx2: return has_avx2();
+        case kAvxVnni: return has_vnni_vex() || has_vnni_evex();
         case kAvx512: return has_avx512();
 #endif
         default: return false;
@@ -56,6 +61,9 @@ bool has_processor(int32_t instruction_set) {
 const Kernels* kernels_of(int32_t kind, int32_t instruction_set) {
     switch (instruction_set) {
 #if defined(__x86_64__)
+        case kAvxVnni:
+            if (kind == kInt8) return kUsesVex ? vnni_vex_int8_kernels() : vnni_evex_int8_kernels();
+            return avx2_kernels(Kind(kind));
         case kAvx2: return avx2_kernels(Kind(kind));
         case kAvx512: return avx512_kernels(Kind(kind));
 #endif
@@ -67,6 +75,7 @@ const GroupedKernels* grouped_kernels_of(int32_t instruction_set) {
     switch (instruction_set) {
 #if defined(__x86_64__)
         case kAvx2: return avx2_grouped_kernels();
+        case kAvxVnni: return kUsesVex ? vnni_vex_grouped_kernels() : vnni_evex_grouped_kernels();
         case kAvx512: return avx512_grouped_kernels();
 #endif
         default: return nullptr;
@@ -76,7 +85,8 @@ const GroupedKernels* grouped_kernels_of(int32_t instruction_set) {
 const StoredKernels* stored_kernels_of(int32_t instruction_set) {
     switch (instruction_set) {
 #if defined(__x86_64__)
-        case kAvx2: return avx2_stored_kernels();
+        case kAvx2:
+        case kAvxVnni: return avx2_stored_kernels();
         case kAvx512: return avx512_stored_kernels();
 #endif
         default: return nullptr;
@@ -86,7 +96,8 @@ const StoredKernels* stored_kernels_of(int32_t instruction_set) {
 const RowOps* row_ops_of(int32_t instruction_set) {
     switch (instruction_set) {
 #if defined(__x86_64__)
-        case kAvx2: return avx2_row_ops();
+        case kAvx2:
+        case kAvxVnni: return avx2_row_ops();
         case kAvx512: return avx512_row_ops();
 #endif
         default: return nullptr;

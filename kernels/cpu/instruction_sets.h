@@ -16,6 +16,7 @@ namespace outrider {
 enum InstructionSet : int32_t {
     kNone = 0,
     kAvx2 = 1,
+    kAvxVnni = 2,  // AVX2 with dot products of bytes, in either encoding
     kAvx512 = 3,   // with dot products of bytes and of bfloat16
 };
 
@@ -23,6 +24,12 @@ const Kernels* avx2_kernels(Kind kind);
 const GroupedKernels* avx2_grouped_kernels();
 const StoredKernels* avx2_stored_kernels();
 const RowOps* avx2_row_ops();
+
+// What differs from AVX2: with the encoding of AVX2 (VEX), and with that of AVX-512 (EVEX).
+const Kernels* vnni_vex_int8_kernels();
+const GroupedKernels* vnni_vex_grouped_kernels();
+const Kernels* vnni_evex_int8_kernels();
+const GroupedKernels* vnni_evex_grouped_kernels();
 
 const Kernels* avx512_kernels(Kind kind);
 const GroupedKernels* avx512_grouped_kernels();

@@ -42,6 +42,7 @@ class InstructionSet(IntEnum):
 
     NONE = 0
     AVX2 = 1
+    AVX2_VNNI = 2  # with VNNI's dot products of bytes
     AVX512 = 3  # with bfloat16 and VNNI dot products
 
 
