@@ -18,11 +18,16 @@ from setuptools.errors import CompileError
 # The flags of instruction sets, by the ends of the names of files (instruction_sets.h).
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 VNNI = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
+# GCC would load all weights of a step first, and keep sums in memory for that.
+NEON = ("-fno-schedule-insns",)
 FLAGS = {
     "_avx2": AVX2,
     "_vnni_vex": (*AVX2, "-mavxvnni"),
     "_vnni_evex": (*AVX2, *VNNI),
     "_avx512": (*AVX2, *VNNI, "-mavx512bf16"),
+    "_neon": NEON,
+    "_neon_dot": (*NEON, "-march=armv8.2-a+dotprod"),
+    "_neon_bf16": (*NEON, "-march=armv8.2-a+dotprod+bf16"),
 }
 
 

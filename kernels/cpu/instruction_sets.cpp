@@ -5,6 +5,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace outrider {
@@ -43,6 +47,22 @@ bool has_vnni_evex() {  // with AVX-512's F, DQ, BW and VL
 bool has_avx512() { return has_vnni_evex() && has_bit(7, 1, kEax, 5); }
 
 const bool kUsesVex = has_vnni_vex();
+#elif defined(__aarch64__) && defined(__linux__)
+// Bits as in Linux' asm/hwcap.h, which old systems do not name.
+bool has_dot() { return getauxval(AT_HWCAP) >> 20 & 1; }
+bool has_bfloat16() { return getauxval(AT_HWCAP2) >> 14 & 1; }
+#elif defined(__aarch64__) && defined(__APPLE__)
+bool has_feature(const char* name) {
+    int32_t has = 0;
+    size_t size = sizeof has;
+    return !sysctlbyname(name, &has, &size, nullptr, 0) && has;
+}
+
+bool has_dot() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+bool has_bfloat16() { return has_feature("hw.optional.arm.FEAT_BF16"); }
+#elif defined(__aarch64__)
+bool has_dot() { return false; }
+bool has_bfloat16() { return false; }
 #endif
 
 bool has_processor(int32_t instruction_set) {
@@ -51,6 +71,10 @@ bool has_processor(int32_t instruction_set) {
         case kAvx2: return has_avx2();
         case kAvxVnni: return has_vnni_vex() || has_vnni_evex();
         case kAvx512: return has_avx512();
+#elif defined(__aarch64__)
+        case kNeon: return true;
+        case kNeonDot: return has_dot();
+        case kNeonBf16: return has_dot() && has_bfloat16();
 #endif
         default: return false;
     }
@@ -66,6 +90,10 @@ const Kernels* kernels_of(int32_t kind, int32_t instruction_set) {
             return avx2_kernels(Kind(kind));
         case kAvx2: return avx2_kernels(Kind(kind));
         case kAvx512: return avx512_kernels(Kind(kind));
+#elif defined(__aarch64__)
+        case kNeon: return neon_kernels(Kind(kind));
+        case kNeonDot: return neon_dot_kernels(Kind(kind));
+        case kNeonBf16: return neon_bf16_kernels(Kind(kind));
 #endif
         default: return nullptr;
     }
@@ -77,6 +105,10 @@ const GroupedKernels* grouped_kernels_of(int32_t instruction_set) {
         case kAvx2: return avx2_grouped_kernels();
         case kAvxVnni: return kUsesVex ? vnni_vex_grouped_kernels() : vnni_evex_grouped_kernels();
         case kAvx512: return avx512_grouped_kernels();
+#elif defined(__aarch64__)
+        case kNeon: return neon_grouped_kernels();
+        case kNeonDot: return neon_dot_grouped_kernels();
+        case kNeonBf16: return neon_bf16_grouped_kernels();
 #endif
         default: return nullptr;
     }
@@ -88,6 +120,10 @@ const StoredKernels* stored_kernels_of(int32_t instruction_set) {
         case kAvx2:
         case kAvxVnni: return avx2_stored_kernels();
         case kAvx512: return avx512_stored_kernels();
+#elif defined(__aarch64__)
+        case kNeon:
+        case kNeonDot:
+        case kNeonBf16: return neon_stored_kernels();
 #endif
         default: return nullptr;
     }
@@ -99,6 +135,10 @@ const RowOps* row_ops_of(int32_t instruction_set) {
         case kAvx2:
         case kAvxVnni: return avx2_row_ops();
         case kAvx512: return avx512_row_ops();
+#elif defined(__aarch64__)
+        case kNeon:
+        case kNeonDot:
+        case kNeonBf16: return neon_row_ops();
 #endif
         default: return nullptr;
     }

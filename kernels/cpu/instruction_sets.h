@@ -18,6 +18,9 @@ enum InstructionSet : int32_t {
     kAvx2 = 1,
     kAvxVnni = 2,  // AVX2 with dot products of bytes, in either encoding
     kAvx512 = 3,   // with dot products of bytes and of bfloat16
+    kNeon = 4,
+    kNeonDot = 5,   // with dot products of bytes
+    kNeonBf16 = 6,  // and of bfloat16
 };
 
 const Kernels* avx2_kernels(Kind kind);
@@ -35,5 +38,16 @@ const Kernels* avx512_kernels(Kind kind);
 const GroupedKernels* avx512_grouped_kernels();
 const StoredKernels* avx512_stored_kernels();
 const RowOps* avx512_row_ops();
+
+const Kernels* neon_kernels(Kind kind);
+const GroupedKernels* neon_grouped_kernels();
+const StoredKernels* neon_stored_kernels();
+const RowOps* neon_row_ops();
+
+// What differs from NEON.
+const Kernels* neon_dot_kernels(Kind kind);
+const GroupedKernels* neon_dot_grouped_kernels();
+const Kernels* neon_bf16_kernels(Kind kind);
+const GroupedKernels* neon_bf16_grouped_kernels();
 
 }  // namespace outrider

@@ -4,7 +4,9 @@
 // A file for AVX-512 whose lanes are to be one register defines LANES_FIT_A_REGISTER.
 #pragma once
 
-#if defined(__x86_64__)
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#else
 #include <immintrin.h>
 #endif
 #include <stdint.h>
@@ -19,6 +21,8 @@ constexpr int64_t kLanes = 16;
 
 #if defined(LANES_FIT_A_REGISTER)
 constexpr int64_t kPartLanes = 16;
+#elif defined(__aarch64__)
+constexpr int64_t kPartLanes = 4;
 #else
 constexpr int64_t kPartLanes = 8;
 #endif
@@ -89,6 +93,50 @@ INLINE void transpose_pairs(const float* const* keys, int64_t pair, LanePart (&p
     pairs[2] = LanePart(_mm512_shuffle_ps(high_ab, high_cd, 0x44));
     pairs[3] = LanePart(_mm512_shuffle_ps(high_ab, high_cd, 0xee));
 }
+#elif defined(__aarch64__)
+INLINE LanePart fused_part(LanePart a, LanePart b, LanePart c) {
+    return LanePart(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b)));
+}
+
+INLINE LanePart larger_part(LanePart a, LanePart b) { return a > b ? a : b; }
+
+INLINE IntPart widened_part(HalfPart halves) { return IntPart(vmovl_u16(uint16x4_t(halves))); }
+
+INLINE HalfPart narrowed_part(BitPart bits) { return HalfPart(vmovn_u32(uint32x4_t(bits))); }
+
+INLINE LanePart from_float16(ShortPart halves) {
+    return LanePart(vcvt_f32_f16(vreinterpret_f16_s16(int16x4_t(halves))));
+}
+
+INLINE IntPart spread_part(const char* four_bytes) {
+    int32x4_t spread = vdupq_n_s32(loaded<int32_t>(four_bytes));
+    __asm__("" : "+w"(spread));  // else operations that follow are done to the number, and spread
+    return IntPart(spread);
+}
+
+INLINE float largest_of_part(LanePart part) {
+    const float even = part[0] > part[2] ? part[0] : part[2];
+    const float odd = part[1] > part[3] ? part[1] : part[3];
+    return even > odd ? even : odd;
+}
+
+INLINE void doubled(LanePart part, LanePart& low, LanePart& high) {
+    low = LanePart(vzip1q_f32(float32x4_t(part), float32x4_t(part)));
+    high = LanePart(vzip2q_f32(float32x4_t(part), float32x4_t(part)));
+}
+
+INLINE void transpose_pairs(const float* const* keys, int64_t pair, LanePart (&pairs)[4]) {
+    const float32x4_t a = vld1q_f32(keys[0] + pair), b = vld1q_f32(keys[1] + pair);
+    const float32x4_t c = vld1q_f32(keys[2] + pair), d = vld1q_f32(keys[3] + pair);
+    const float64x2_t even_ab = vreinterpretq_f64_f32(vtrn1q_f32(a, b));
+    const float64x2_t even_cd = vreinterpretq_f64_f32(vtrn1q_f32(c, d));
+    const float64x2_t odd_ab = vreinterpretq_f64_f32(vtrn2q_f32(a, b));
+    const float64x2_t odd_cd = vreinterpretq_f64_f32(vtrn2q_f32(c, d));
+    pairs[0] = LanePart(vtrn1q_f64(even_ab, even_cd));
+    pairs[1] = LanePart(vtrn1q_f64(odd_ab, odd_cd));
+    pairs[2] = LanePart(vtrn2q_f64(even_ab, even_cd));
+    pairs[3] = LanePart(vtrn2q_f64(odd_ab, odd_cd));
+}
 #else
 INLINE LanePart fused_part(LanePart a, LanePart b, LanePart c) {
     return LanePart(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
@@ -151,7 +199,8 @@ INLINE void transpose_pairs(const float* const* keys, int64_t pair, LanePart (&p
 
 // Compilers take vectors that are wider than a register apart through memory, number by number
 // where they compare or spread one: AVX2's attention took three quarters of its time for that. So
-// its lanes are two vectors, with a name each: an array of them would stay in memory too.
+// its lanes are two vectors, and NEON's four, with a name each: an array of them would stay in
+// memory too.
 #if defined(LANES_FIT_A_REGISTER)
 typedef LanePart Lanes;
 
@@ -174,6 +223,36 @@ INLINE void take_parts(const Lanes& lanes, Take take) {
 INLINE float first_of(const Lanes& lanes) { return lanes[0]; }
 
 INLINE float largest_of(const Lanes& lanes) { return largest_of_part(lanes); }
+#elif defined(__aarch64__)
+struct Lanes {
+    LanePart first, second, third, fourth;
+};
+
+template <class Operation, class... Others>
+INLINE Lanes by_part(Operation operation, const Others&... others) {
+    return {operation(others.first...), operation(others.second...), operation(others.third...),
+            operation(others.fourth...)};
+}
+
+template <class PartAt>
+INLINE Lanes of_parts(PartAt part_at) {
+    return {part_at(0), part_at(kPartLanes), part_at(2 * kPartLanes), part_at(3 * kPartLanes)};
+}
+
+template <class Take>
+INLINE void take_parts(const Lanes& lanes, Take take) {
+    take(lanes.first, 0);
+    take(lanes.second, kPartLanes);
+    take(lanes.third, 2 * kPartLanes);
+    take(lanes.fourth, 3 * kPartLanes);
+}
+
+INLINE float first_of(const Lanes& lanes) { return lanes.first[0]; }
+
+INLINE float largest_of(const Lanes& lanes) {
+    return largest_of_part(larger_part(larger_part(lanes.first, lanes.third),
+                                       larger_part(lanes.second, lanes.fourth)));
+}
 #else
 struct Lanes {
     LanePart low, high;
@@ -200,17 +279,39 @@ INLINE float first_of(const Lanes& lanes) { return lanes.low[0]; }
 INLINE float largest_of(const Lanes& lanes) {
     return largest_of_part(larger_part(lanes.low, lanes.high));
 }
+#endif
 
-INLINE Lanes operator+(const Lanes& a, const Lanes& b) { return {a.low + b.low, a.high + b.high}; }
-INLINE Lanes operator-(const Lanes& a, const Lanes& b) { return {a.low - b.low, a.high - b.high}; }
-INLINE Lanes operator*(const Lanes& a, const Lanes& b) { return {a.low * b.low, a.high * b.high}; }
-INLINE Lanes operator/(const Lanes& a, const Lanes& b) { return {a.low / b.low, a.high / b.high}; }
-INLINE Lanes operator+(const Lanes& a, float b) { return {a.low + b, a.high + b}; }
-INLINE Lanes operator-(const Lanes& a, float b) { return {a.low - b, a.high - b}; }
-INLINE Lanes operator*(const Lanes& a, float b) { return {a.low * b, a.high * b}; }
-INLINE Lanes operator-(float a, const Lanes& b) { return {a - b.low, a - b.high}; }
-INLINE Lanes operator/(float a, const Lanes& b) { return {a / b.low, a / b.high}; }
-INLINE Lanes operator-(const Lanes& a) { return {-a.low, -a.high}; }
+#if !defined(LANES_FIT_A_REGISTER)
+INLINE Lanes operator+(const Lanes& a, const Lanes& b) {
+    return by_part([](LanePart x, LanePart y) { return x + y; }, a, b);
+}
+INLINE Lanes operator-(const Lanes& a, const Lanes& b) {
+    return by_part([](LanePart x, LanePart y) { return x - y; }, a, b);
+}
+INLINE Lanes operator*(const Lanes& a, const Lanes& b) {
+    return by_part([](LanePart x, LanePart y) { return x * y; }, a, b);
+}
+INLINE Lanes operator/(const Lanes& a, const Lanes& b) {
+    return by_part([](LanePart x, LanePart y) { return x / y; }, a, b);
+}
+INLINE Lanes operator+(const Lanes& a, float b) {
+    return by_part([=](LanePart x) { return x + b; }, a);
+}
+INLINE Lanes operator-(const Lanes& a, float b) {
+    return by_part([=](LanePart x) { return x - b; }, a);
+}
+INLINE Lanes operator*(const Lanes& a, float b) {
+    return by_part([=](LanePart x) { return x * b; }, a);
+}
+INLINE Lanes operator-(float a, const Lanes& b) {
+    return by_part([=](LanePart x) { return a - x; }, b);
+}
+INLINE Lanes operator/(float a, const Lanes& b) {
+    return by_part([=](LanePart x) { return a / x; }, b);
+}
+INLINE Lanes operator-(const Lanes& a) {
+    return by_part([](LanePart x) { return -x; }, a);
+}
 INLINE Lanes& operator+=(Lanes& a, const Lanes& b) { return a = a + b; }
 #endif
 

@@ -19,7 +19,7 @@ from outrider.kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
 _VERSION: Final = 14  # as kVersion in products.cpp
-_X86: Final = ("x86_64", "amd64")
+_MACHINES: Final = ("x86_64", "amd64", "aarch64", "arm64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
     "models answer faster."
@@ -44,6 +44,9 @@ class InstructionSet(IntEnum):
     AVX2 = 1
     AVX2_VNNI = 2  # with VNNI's dot products of bytes
     AVX512 = 3  # with bfloat16 and VNNI dot products
+    NEON = 4
+    NEON_DOT = 5  # with dot products of bytes
+    NEON_BF16 = 6  # with bfloat16 dot products too
 
 
 _WORDS: Final = {each.name.lower().replace("_", "-"): each for each in InstructionSet if each}
@@ -56,7 +59,11 @@ def _allowed() -> list[InstructionSet]:
         return list(_WORDS.values())
     if name not in _WORDS:
         raise ValueError(f"OUTRIDER_CPU={name!r} must be one of auto, {', '.join(_WORDS)}")
-    return [each for each in _WORDS.values() if each <= _WORDS[name]]
+    most = _WORDS[name]
+    is_arm = most >= InstructionSet.NEON
+    return [
+        each for each in _WORDS.values() if each <= most and (each >= InstructionSet.NEON) is is_arm
+    ]
 
 
 class ProductLibrary:
@@ -246,8 +253,10 @@ def product_support(folder: Path = Path(__file__).parent) -> ProductSupport:
     """Load the library, once, and say whether this processor can run it."""
     path = library_path(folder)
     if path is None:
-        if platform.machine().lower() not in _X86:
-            return _unsupported(f"torch's; the compiled ones are for x86, not {platform.machine()}")
+        if platform.machine().lower() not in _MACHINES:
+            return _unsupported(
+                f"torch's; the compiled ones are for x86-64 and ARM64, not {platform.machine()}"
+            )
         return _unsupported("torch's; the compiled ones were not built", _BUILD_ADVICE)
     try:
         library = ProductLibrary(path)
@@ -255,7 +264,7 @@ def product_support(folder: Path = Path(__file__).parent) -> ProductSupport:
         return _unsupported(f"torch's; the compiled ones do not load: {error}", _BUILD_ADVICE)
     best = max(library.instruction_sets, default=InstructionSet.NONE)
     if best is InstructionSet.NONE:
-        return _unsupported("torch's; this processor has neither AVX2 nor AVX-512")
+        return _unsupported("torch's; this processor has no instruction set that may be used")
     detail = f"compiled, for {best.name} in {path.name}"
     return ProductSupport(library=library, instruction_set=best, detail=detail)
 

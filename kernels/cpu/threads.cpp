@@ -22,6 +22,8 @@ constexpr int kSpins = 2000;
 inline void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");  // takes some time, and `yield` next to none
 #endif
 }
 
