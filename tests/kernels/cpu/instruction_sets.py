@@ -1,10 +1,13 @@
 """The instruction sets that the compiled kernels are tested with, as far as the processor goes."""
 
+import platform
+
 import pytest
 
 from outrider.kernels.cpu.product_library import InstructionSet, product_support
 
 _SUPPORT = product_support()
+_IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
 
 each_instruction_set = pytest.mark.parametrize(
     "instruction_set",
@@ -18,6 +21,6 @@ each_instruction_set = pytest.mark.parametrize(
             ),
         )
         for each in InstructionSet
-        if each
+        if each and (each >= InstructionSet.NEON) is _IS_ARM
     ],
 )

@@ -1,9 +1,6 @@
 """Building the compiled products with the ordinary build, and doing without them."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,29 +13,10 @@ from outrider.kernels.cpu.product_library import (
     library_path,
     product_support,
 )
+from tests.kernels.cpu.building import build
 from tests.kernels.cpu.instruction_sets import each_instruction_set
 
-ROOT = Path(__file__).parents[3]
 HAS_COMPILER = shutil.which("g++") is not None or shutil.which("c++") is not None
-
-
-def build(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run the build of setup.py in a copy of what it needs."""
-    (folder / "kernels").mkdir()
-    shutil.copytree(
-        ROOT / "kernels" / "cpu",
-        folder / "kernels" / "cpu",
-        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
-    )
-    shutil.copy(ROOT / "setup.py", folder)
-    return subprocess.run(
-        [sys.executable, "setup.py", "build_ext", "--inplace"],
-        cwd=folder,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
