@@ -4,9 +4,9 @@ import asyncio
 import hashlib
 import re
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from sqlalchemy import and_, or_, select
 
 from outrider.gateway.contract.answers.outcomes import ArmRef, RequestOutcome
@@ -21,16 +21,17 @@ LEDGER_AGE_S: Final = 86_400.0
 """The age up to which the ledger is searched: it has no index by request."""
 _ARM: Final = re.compile(r"([a-z0-9-]+):([0-9]{1,9})/([^,/:]+)")
 
-_Owner = tuple[str, str]
-"""A team, or a key where it is in none: team id, key id."""
 
+class KnownRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A request that is over. `request_id` is ours, and unique.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownRequest:
-    """A request that is over. `request_id` is ours, and unique."""
+    The garbage collector does not look at it: 50,000 of them would make its pauses long.
+    """
 
     request_id: str
     arms: tuple[ArmRef, ...]
+    names: tuple[str, ...] = ()
+    """What finds it here: its owner with each id that its client knows."""
 
 
 class RecentRequests:
@@ -38,20 +39,20 @@ class RecentRequests:
 
     def __init__(self, max_requests: int = MAX_RECENT) -> None:
         self._max_requests = max_requests
-        self._by_id: dict[tuple[_Owner, str], KnownRequest] = {}
-        self._oldest: deque[tuple[KnownRequest, _Owner, tuple[str, ...]]] = deque()
+        self._by_name: dict[str, KnownRequest] = {}
+        self._oldest: deque[KnownRequest] = deque()
         self._arrived = asyncio.Event()
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Remember the outcome. The oldest is forgotten where there are too many."""
         if not outcome.request_id:
             return
-        known = KnownRequest(request_id=outcome.request_id, arms=outcome.arms)
         owner = _owner(outcome.team_id, outcome.key_id)
-        ids = _ids(outcome)
-        for known_as in ids:
-            self._by_id[owner, known_as] = known
-        self._oldest.append((known, owner, ids))
+        names = tuple([owner + known_as for known_as in _ids(outcome)])
+        known = KnownRequest(request_id=outcome.request_id, arms=outcome.arms, names=names)
+        for name in names:
+            self._by_name[name] = known
+        self._oldest.append(known)
         if len(self._oldest) > self._max_requests:
             self._forget_oldest()
         self._arrived.set()
@@ -59,7 +60,7 @@ class RecentRequests:
 
     def find(self, principal: Principal, known_as: str) -> KnownRequest | None:
         """Find this tenant's request by the id of its answer, its x-request-id or our own id."""
-        return self._by_id.get((_owner(principal.team_id or "", principal.key_id), known_as))
+        return self._by_name.get(_owner(principal.team_id or "", principal.key_id) + known_as)
 
     async def wait_for(
         self, principal: Principal, known_as: str, timeout_s: float
@@ -74,10 +75,10 @@ class RecentRequests:
         return known
 
     def _forget_oldest(self) -> None:
-        known, owner, ids = self._oldest.popleft()
-        for known_as in ids:
-            if self._by_id.get((owner, known_as)) is known:
-                del self._by_id[owner, known_as]
+        known = self._oldest.popleft()
+        for name in known.names:
+            if self._by_name.get(name) is known:
+                del self._by_name[name]
 
 
 def find_in_ledger(
@@ -116,11 +117,12 @@ def _arms(text: str, key_id: str) -> tuple[ArmRef, ...]:
     )
 
 
-def _owner(team_id: str, key_id: str) -> _Owner:
-    return (team_id, "") if team_id else ("", key_id)
+def _owner(team_id: str, key_id: str) -> str:
+    """Name a team, or a key where it is in none; no id has a line feed."""
+    return f"team {team_id}\n" if team_id else f"key {key_id}\n"
 
 
-def _ids(outcome: RequestOutcome) -> tuple[str, ...]:
+def _ids(outcome: RequestOutcome) -> dict[str, None]:
     """Return the ids that clients may use. Other APIs' answers have ids derived from ours."""
     answer_id = outcome.answer_id
     ids = [outcome.request_id, outcome.client_request_id, answer_id]
@@ -128,4 +130,4 @@ def _ids(outcome: RequestOutcome) -> tuple[str, ...]:
         ids.append(f"msg_{answer_id.removeprefix('chatcmpl-').removeprefix('msg_')}")
     elif answer_id and outcome.endpoint == "responses":
         ids.append(f"resp_{answer_id.rpartition('-')[2]}")
-    return tuple(dict.fromkeys(known_as for known_as in ids if known_as))
+    return dict.fromkeys([known_as for known_as in ids if known_as])

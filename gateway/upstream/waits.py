@@ -76,6 +76,10 @@ class ExchangeLimits:
         return self.error(failure, _LATE[failure].format(f"{allowed_s:g}"))
 
 
+def _nothing() -> None:
+    pass
+
+
 class WaitTimer:
     """One timer for many waits in a row.
 
@@ -103,8 +107,9 @@ class WaitTimer:
         self._due_s = math.inf
 
     def close(self) -> None:
-        """Stop for good."""
+        """Stop for good, and let go of the callback: its owner often holds this timer."""
         self._due_s = self._fires_s = math.inf
+        self._on_late = _nothing
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

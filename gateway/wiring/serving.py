@@ -268,9 +268,11 @@ def settle_process() -> None:
 
     Start-up's objects (100,000 that stay) are exempt from garbage collection.
 
-    Scanning them takes tens of milliseconds, in which no token is passed on; and every few requests
-    make enough garbage of their own to start a scan. Threads that build prompts or write the ledger
-    give the interpreter back to the event loop soon: by default each may keep it for 5 ms.
+    Scanning them takes tens of milliseconds, in which no token is passed on. Requests leave no
+    circles of objects, so that the objects of those under way start few scans of their own.
+
+    Threads that build prompts or write the ledger give the interpreter back to the event loop soon:
+    by default each may keep it for 5 ms.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.collect()

@@ -81,7 +81,8 @@ class ChatTemplate:
             if "content" not in source:
                 raise ValueError("the template reads no content, so no answer can go on")
             messages[-1], final = _tagged(messages[-1])
-        rendered = compile_template(source).render(
+        rendered = _rendered(
+            source,
             {
                 **self.special_tokens,
                 "messages": messages,
@@ -89,7 +90,7 @@ class ChatTemplate:
                 "documents": None,
                 "add_generation_prompt": end == "new_answer",
                 **variables,
-            }
+            },
         )
         return _left_open(rendered, final) if end == "final_message" else rendered
 
@@ -127,6 +128,20 @@ class ChatTemplate:
         if not isinstance(found, str):
             raise ValueError("the tokenizer has no chat template, or none that is the default")
         return found
+
+
+def _rendered(source: str, variables: dict[str, Any]) -> str:
+    """Render a template. Raises TEMPLATE_ERRORS.
+
+    A macro holds its context and the context holds the macro. The garbage collector would have to
+    find them, which holds the event loop for milliseconds; so they are parted here.
+    """
+    template = compile_template(source)
+    context = template.new_context(variables)
+    try:
+        return "".join(template.root_render_func(context))
+    finally:
+        context.vars.clear()
 
 
 def _strict_turns(conversation: TemplateMessages) -> Iterator[TemplateMessages]:

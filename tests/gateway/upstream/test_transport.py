@@ -1,10 +1,12 @@
 """The transport against real sockets: what comes through, what fails how, and what is left."""
 
 import asyncio
+import gc
 import gzip
 import math
 import socket
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -744,6 +746,29 @@ def test_a_thousand_waits_take_few_timers() -> None:
     watch.wait_until(math.inf)
     watch.close()
     assert loop.timers == []
+
+
+class Waiting:
+    """Holds a timer that calls it back, as a server's answer does."""
+
+    def __init__(self) -> None:
+        self.watch = WaitTimer(CountingLoop(), self.late)  # type: ignore[arg-type]
+
+    def late(self) -> None:
+        raise AssertionError("it waited for nothing")
+
+
+def test_a_closed_timer_keeps_nothing_for_the_garbage_collector() -> None:
+    waiting = Waiting()
+    known = weakref.ref(waiting)
+    waiting.watch.wait_until(1.0)
+    waiting.watch.close()
+    gc.disable()
+    try:
+        del waiting
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def test_limits_are_as_said() -> None:

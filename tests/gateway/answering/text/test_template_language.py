@@ -1,6 +1,9 @@
 """Law: chat templates render, and their texts are encoded, as by transformers, errors included."""
 # ruff: noqa: E501 - a template's line breaks count
 
+import copy
+import gc
+import weakref
 from functools import partial
 from typing import Any
 
@@ -259,3 +262,23 @@ def test_most_templates_render() -> None:
         *("hidden", "changing", "broken", "beyond a loop", "without default", "none")
     ]
     assert found["reaching"] == "content", "nothing of Python is in reach"
+
+
+class Told:
+    """What a template is given."""
+
+
+def test_a_macro_keeps_nothing_for_the_garbage_collector() -> None:
+    tokenizer = copy.deepcopy(TOKENIZERS["turns", False])
+    tokenizer.chat_template = (
+        "{% macro say(text) %}{{ text.strip() }}{% endmacro %}{{ say(messages[0].content) }}"
+    )
+    template, told = ChatTemplate(tokenizer), Told()
+    known = weakref.ref(told)
+    gc.disable()
+    try:
+        template.text([{"role": "user", "content": "hello"}], {"told": told}, "new_answer")
+        del told
+        assert known() is None
+    finally:
+        gc.enable()
