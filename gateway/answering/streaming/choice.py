@@ -1,7 +1,7 @@
 """Turns a choice's events into text: detokenising, thinking, tool calls, stops, logprobs."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import groupby
@@ -16,6 +16,7 @@ from outrider.gateway.answering.streaming.delta import (
     AnswerKind,
     ApiFinishReason,
     Delta,
+    Piece,
     PromptTokens,
 )
 from outrider.gateway.answering.streaming.trace import DRAFTED, OWN, ChoiceTrace, Mark
@@ -138,12 +139,9 @@ class Choice:
         num_before = usage.num_tokens
         if self._trace is not None and event.trace is not None:
             self._trace.note(event.trace)
+        if self._is_plain and not event.logprobs and self._are_plain(event.token_ids):
+            return self._plain_deltas(event)
         out: _Pieces = []
-        if self._is_plain and not event.logprobs and self._adds_plain_text(event, out):
-            usage.num_predicted_tokens += event.num_predicted_tokens
-            usage.num_unratified_tokens += event.num_unratified_tokens
-            usage.num_reused_tokens += event.num_reused_tokens
-            return self._deltas(out)
         for position, token_id in enumerate(event.token_ids):
             drafted = position < event.num_accepted_tokens
             usage.num_tokens += 1
@@ -171,23 +169,38 @@ class Choice:
         usage.num_reused_tokens += min(event.num_reused_tokens, num_read)
         return self._deltas(out)
 
-    def _adds_plain_text(self, event: TokensEmitted, out: _Pieces) -> bool:
-        """Add all tokens of a step at once, as every token of most answers can be.
+    def _are_plain(self, token_ids: Sequence[int]) -> bool:
+        """Return whether tokens are content, and none has a meaning of its own, or may have."""
+        if self._splitter is not None:
+            if not self._splitter.is_through:
+                return False
+            self._splitter = None  # all text from here on is content
+        return bool(token_ids) and self._marks.isdisjoint(token_ids)
 
-        False, and nothing is added, where one of them has a meaning of its own, or may have.
+    def _plain_deltas(self, event: TokensEmitted) -> list[Delta]:
+        """Return the text of all tokens of a step at once, as every token of most answers can be.
+
+        Nothing counts its characters: no part of it waits, for a stop string or with a token's
+        log-probability.
         """
-        token_ids, num_drafted = event.token_ids, event.num_accepted_tokens
-        if self._splitter is not None and not self._splitter.is_through:
-            return False
-        if not (token_ids and self._marks.isdisjoint(token_ids)):
-            return False
-        self.usage.num_tokens += len(token_ids)
-        self.usage.num_accepted_tokens += min(num_drafted, len(token_ids))
-        self._last_mark = DRAFTED if num_drafted >= len(token_ids) else OWN
-        for part, mark in ((token_ids[:num_drafted], DRAFTED), (token_ids[num_drafted:], OWN)):
-            if part and (text := self._detokenizer.push_all(part)):
-                self._add_answer(text, mark, out)
-        return True
+        usage, token_ids, num_drafted = self.usage, event.token_ids, event.num_accepted_tokens
+        usage.num_tokens += len(token_ids)
+        usage.num_predicted_tokens += event.num_predicted_tokens
+        usage.num_unratified_tokens += event.num_unratified_tokens
+        usage.num_reused_tokens += event.num_reused_tokens
+        pieces: tuple[Piece, ...] = ()
+        if num_drafted:
+            usage.num_accepted_tokens += min(num_drafted, len(token_ids))
+            drafted, token_ids = token_ids[:num_drafted], token_ids[num_drafted:]
+            if text := self._detokenizer.push_all(drafted):
+                pieces = ((text, True),)
+        self._last_mark = OWN if token_ids else DRAFTED
+        if own := self._detokenizer.push_all(token_ids):
+            pieces += ((own, False),)
+        if not pieces:
+            return []
+        text = pieces[0][0] if len(pieces) == 1 else text + own
+        return [Delta(index=self._index, text=text, pieces=pieces, tokenizer=self._tokenizer)]
 
     def end(self, finish_reason: ApiFinishReason) -> list[Delta]:
         """Release the held text: the engine is done."""

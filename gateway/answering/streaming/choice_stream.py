@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import cast
 
@@ -75,6 +74,7 @@ class ChoiceStream:
         self._metrics = metrics
         self._clock = clock
         self._last_token_s: float | None = None
+        self._readers: list[EventReader] = []
         self._record = _AnswerRecord() if job.on_answer or job.schema else None
 
     async def deltas(self) -> AsyncGenerator[Delta]:
@@ -84,14 +84,16 @@ class ChoiceStream:
         does not conform to its schema), and AnswerEscalated where an upstream tier answers in its
         place.
         """
-        async with AsyncExitStack() as readers:
-            ready = await self._begin(readers)
+        try:
+            ready = await self._begin()
             while self.choice.finish_reason is None:
                 for delta in ready:
                     yield delta
                 if self._record is not None:
                     self._record.add(ready)
                 ready = await self._next_deltas()
+        finally:
+            await self._close()
         # Only now: after a stop string the sequence is aborted before the client is waited for.
         if self._record is not None:
             self._record.add(ready)
@@ -105,12 +107,13 @@ class ChoiceStream:
         """The number of tokens, of the choice as it stands, that each tier has written."""
         return ((self.tier, self.choice.usage.num_tokens),)
 
-    async def _begin(self, readers: AsyncExitStack) -> list[Delta]:
+    async def _begin(self) -> list[Delta]:
         """Open the engine's stream; return the deltas that may be sent at once."""
-        self._reader = await self._open(self._request, readers)
+        self._reader = self._open(self._request)
         return []
 
-    async def _open(self, request: EngineRequest, readers: AsyncExitStack) -> "EventReader":
+    def _open(self, request: EngineRequest) -> "EventReader":
+        """Return the reader of a request's events, which `_close` closes."""
         job = self._job
         on_end = None
         if job.work is not None:
@@ -119,7 +122,17 @@ class ChoiceStream:
         stream = cast(AsyncGenerator[EngineEvent], self._engine.submit(request, on_end))
         if job.allowance is not None:
             stream = within_allowance(stream, job.allowance, request.tier)
-        return await readers.enter_async_context(aclosing(EventReader(stream)))
+        self._readers.append(reader := EventReader(stream))
+        return reader
+
+    async def _close(self) -> None:
+        """Close what was opened, the last one first, whatever becomes of it."""
+        if self._readers:
+            reader = self._readers.pop()
+            try:
+                await reader.aclose()
+            finally:
+                await self._close()
 
     async def _next_deltas(self) -> list[Delta]:
         """Return the deltas of the next event, which may be sent at once."""
@@ -273,7 +286,10 @@ class EventReader:
         if self._pending is not None:
             await asyncio.wait((self._pending,))
             return self._take(self._pending)
-        return _checked(await anext(self._stream, None))  # for each token: no detour
+        try:
+            return await anext(self._stream)  # for each token: no detour
+        except StopAsyncIteration:
+            raise _broken_off() from None
 
     async def next_within(self, timeout_s: float | None) -> EngineEvent | None:
         """Return the next event; None if it did not come in time (a limit of None is none)."""
@@ -299,10 +315,11 @@ class EventReader:
 
     def _take(self, pending: "asyncio.Task[EngineEvent | None]") -> EngineEvent:
         self._pending = None
-        return _checked(pending.result())
+        event = pending.result()
+        if event is None:
+            raise _broken_off()
+        return event
 
 
-def _checked(event: EngineEvent | None) -> EngineEvent:
-    if event is None:
-        raise EngineLostError("The engine's answer broke off.", code="engine_died")
-    return event
+def _broken_off() -> EngineLostError:
+    return EngineLostError("The engine's answer broke off.", code="engine_died")

@@ -300,29 +300,18 @@ class ChunkWriter:
         """Write one event. Without a usage chunk, the last one carries the report."""
         self._head = self._head or self._begin()
         is_first = delta.index not in self._begun
-        self._begun.add(delta.index)
-        reason = b"null"
-        if delta.finish_reason is not None:
-            reason = _encode(_finish_reason(self._generation.job, delta.finish_reason))
-        if delta.stop is not None:
-            reason += b',"stop_reason":' + encode_text(delta.stop)
-        parts = [
-            self._head,
-            b'{"index":%d,' % delta.index,
-            self._form.choice_body(delta, is_first=is_first),
-            b',"finish_reason":' + reason,
-        ]
+        if is_first:
+            self._begun.add(delta.index)
+        body = self._form.choice_body(delta, is_first=is_first)
+        parts = [self._head, b'{"index":%d,' % delta.index, body, self._reason(delta)]
         if self._has_extras:
-            parts.append(self._form.choice_fields(delta))
-        parts.append(b"}]")
-        if self._has_extras:
-            parts.append(self._form.chunk_fields(delta))
+            parts += (self._form.choice_fields(delta), b"}]", self._form.chunk_fields(delta))
+        else:
+            parts += (b"}]",)
         if delta.finish_reason is not None:
             self._num_open -= 1
             if not self._num_open and not self._with_usage:
-                parts.append(
-                    b',"outrider":' + _encode(outrider_report(self._generation, self._origin))
-                )
+                parts += (b',"outrider":', _encode(outrider_report(self._generation, self._origin)))
         elif self._with_trace:
             pieces = b",".join(
                 b"[" + encode_text(text) + (b",true]" if drafted else b",false]")
@@ -332,8 +321,16 @@ class ChunkWriter:
         if self._with_running_usage or (is_first and self._begins_with_usage):
             parts += (b',"usage":', _encode(usage_report(self._generation)), b"}\n\n")
         else:
-            parts.append(self._tail)
+            parts += (self._tail,)
         return b"".join(parts)
+
+    def _reason(self, delta: Delta) -> bytes:
+        """Write why the choice ended, where it did."""
+        if delta.finish_reason is None:
+            return b',"finish_reason":null'
+        reason = _encode(_finish_reason(self._generation.job, delta.finish_reason))
+        stop = b"" if delta.stop is None else b',"stop_reason":' + encode_text(delta.stop)
+        return b',"finish_reason":' + reason + stop
 
     def _begin(self) -> bytes:
         """The beginning of all events. The first text decides which model they name."""

@@ -7,7 +7,6 @@ instead. So the client gets one tier's answer, exactly; the one exception is req
 """
 
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -98,17 +97,16 @@ class WatchedStream(ChoiceStream):
             (self.tier, num_tokens - self._num_continued),
         )
 
-    async def _begin(self, readers: AsyncExitStack) -> list[Delta]:
+    async def _begin(self) -> list[Delta]:
         """Hold the answer until the watch has decided; return the deltas that may be sent."""
-        readers.push_async_exit(self._close_strong_answer)  # called when the readers are closed
-        await super()._begin(readers)
-        await self._decide(self._hold_back, readers)
+        await super()._begin()
+        await self._decide(self._hold_back)
         held, self._held = self._held, []
         return held
 
     # ---- held text ----------------------------------------------------------------------------
 
-    async def _decide(self, hold_back: HoldBack, readers: AsyncExitStack) -> None:
+    async def _decide(self, hold_back: HoldBack) -> None:
         """Hold the small answer until the watch has decided, and act on the decision.
 
         Leaves in `_held` the deltas that may be sent at once.
@@ -124,7 +122,7 @@ class WatchedStream(ChoiceStream):
                 self._metrics.cascade_decided(action, self.tier, held_s, self.watch.num_held_tokens)
                 raise AnswerEscalated(self._strong_answer)
             action = "refuse"
-        elif action == "escalate" and not await self._escalate(readers):
+        elif action == "escalate" and not await self._escalate():
             action = "refuse"
             self.watch.reason = f"{judgement.reason}; {_REFUSED}"
         self._metrics.cascade_decided(action, self.tier, held_s, self.watch.num_held_tokens)
@@ -213,21 +211,24 @@ class WatchedStream(ChoiceStream):
 
         looks.offer(look)
 
-    async def _close_strong_answer(self, kind: object, error: object, traceback: object) -> None:
-        """Close the strong answer: the client left while the local one was ended."""
-        if self._strong_answer is not None and not isinstance(error, AnswerEscalated):
-            await self._strong_answer.aclose()
+    async def _close(self) -> None:
+        try:
+            await super()._close()
+        except BaseException:
+            if self._strong_answer is not None:  # the client left while the local one was ended
+                await self._strong_answer.aclose()
+            raise
 
     # ---- to the large tier --------------------------------------------------------------------
 
-    async def _escalate(self, readers: AsyncExitStack) -> bool:
+    async def _escalate(self) -> bool:
         """Give the small answer up for the large tier's; return whether that tier took it."""
         target = self._job.escalation
         assert target is not None, "a job with a watch has one"
         escalated = self._job.choices[self._index].escalated
         if escalated is None:
             return await self._switch(target)
-        return await self._submit_to_other_tier(target, escalated, readers)
+        return await self._submit_to_other_tier(target, escalated)
 
     async def _switch(self, target: EscalationTarget) -> bool:
         """Move the sequence. A tier refuses by letting the small answer go on."""
@@ -241,9 +242,7 @@ class WatchedStream(ChoiceStream):
             self._held += self._receive(event)
         return False
 
-    async def _submit_to_other_tier(
-        self, target: EscalationTarget, request: EngineRequest, readers: AsyncExitStack
-    ) -> bool:
+    async def _submit_to_other_tier(self, target: EscalationTarget, request: EngineRequest) -> bool:
         """Start a request for another tokenizer, with the small answer's text as its prediction.
 
         The small one is aborted when the large one has begun to answer.
@@ -255,7 +254,7 @@ class WatchedStream(ChoiceStream):
             request = replace(request, prediction_token_ids=prediction)
         events: list[EngineEvent] = []
         try:
-            reader = await self._open(request, readers)
+            reader = self._open(request)
             while not any(isinstance(event, TokensEmitted | Finished) for event in events):
                 events.append(await reader.next())
                 if isinstance(events[-1], Failed):
