@@ -425,8 +425,7 @@ def _strings(value: Any) -> tuple[list[str], list[str]]:
     keys: list[str] = []
     texts: list[str] = []
     waiting = [value]
-    while waiting:
-        part = waiting.pop()
+    for part in waiting:  # which grows meanwhile
         if isinstance(part, str):
             texts.append(part)
         elif isinstance(part, dict):

@@ -36,6 +36,11 @@ class BodyBudget:
     num_bytes: int = 0
     _by_owner: dict[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Let the gauge read the bytes."""
+        if self.metrics is not None:
+            self.metrics.body_bytes.set_function(lambda: self.num_bytes)
+
     def hold(self, owner: str) -> "HeldBody":
         """Return a context manager for one request's body, which holds no bytes yet."""
         return HeldBody(self, owner)
@@ -52,19 +57,14 @@ class BodyBudget:
         if self.num_bytes + num_bytes > self.max_bytes:
             raise BodiesFullError
         self._by_owner[owner] = held
-        self._count(num_bytes)
+        self.num_bytes += num_bytes
 
     def give_back(self, owner: str, num_bytes: int) -> None:
         """Count fewer bytes; owners that hold none are forgotten."""
         self._by_owner[owner] -= num_bytes
         if not self._by_owner[owner]:
             del self._by_owner[owner]
-        self._count(-num_bytes)
-
-    def _count(self, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
-        if self.metrics is not None:
-            self.metrics.body_bytes.set(self.num_bytes)
+        self.num_bytes -= num_bytes
 
 
 class HeldBody:

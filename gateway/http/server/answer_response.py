@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from http import HTTPStatus
-from typing import Final, Protocol
+from types import TracebackType
+from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -39,7 +40,7 @@ _STREAM_HEADERS: Final = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
-Work = Callable[[Scope, Receive, Send], Awaitable[None]]
+Work = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 
 class LateResponse(Response):
@@ -59,9 +60,9 @@ class WorkResponse(LateResponse):
         super().__init__()
         self._work = work
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Make and send it. Raises what the work raises."""
-        await self._work(scope, receive, send)
+        return self._work(scope, receive, send)
 
 
 class OnResponseEnd(Protocol):
@@ -130,13 +131,42 @@ _PLAIN: Final = ClientFormat()
 
 
 class TimeLimit:
-    """The time in which an answer may be sent: until its deadline, and while its key is valid."""
+    """The time in which an answer may be sent: until its deadline, and while its key is valid.
+
+    Entered, it cancels its task when the time is up, and raises TimeoutError. asyncio.timeout takes
+    five times its instructions, and every answer has one.
+    """
 
     def __init__(self, left_s: float | None) -> None:
         """`left_s`: seconds until the deadline; None: it has none."""
-        self.timeout = asyncio.timeout(left_s)
+        self.has_expired = False
+        self._left_s = left_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._num_cancels = 0
         self._key_error: AuthenticationError | None = None
         self._is_lifted = False
+
+    def __enter__(self) -> None:
+        """Begin."""
+        self._task = task = asyncio.current_task()
+        assert task is not None, "it is entered in a task"
+        self._num_cancels = task.cancelling()
+        if self._left_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._left_s, self._expire)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End. Raises TimeoutError where the time's end alone has cancelled the task."""
+        self._stop_timer()
+        if self.has_expired and self._task is not None:
+            num_cancels = self._task.uncancel()
+            if num_cancels <= self._num_cancels and kind is asyncio.CancelledError:
+                raise TimeoutError from error
 
     @property
     def error(self) -> GatewayError:
@@ -147,17 +177,27 @@ class TimeLimit:
 
     def end_key(self, error: AuthenticationError) -> None:
         """End the answer, unless it is about to end by itself: its key is not valid any more."""
-        if not self._is_lifted and not self.timeout.expired():
+        if not self._is_lifted and not self.has_expired:
             self._key_error = error
-            self.timeout.reschedule(asyncio.get_running_loop().time())
+            self._stop_timer()
+            self._expire()
 
     async def lift(self, *, is_answered: bool) -> None:
         """Give the answer the time that it takes to send the rest: it is about to be paid for."""
-        if not self.timeout.expired():
-            self.timeout.reschedule(None)
+        if not self.has_expired:
+            self._stop_timer()
         elif is_answered:
             await asyncio.sleep(0)  # raises, where the end has not been seen yet
         self._is_lifted = True
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        self.has_expired = True
+        if self._task is not None:
+            self._task.cancel()
 
 
 class AnswerResponse(LateResponse):
@@ -227,11 +267,10 @@ class AnswerResponse(LateResponse):
         key = nullcontext() if meter is None else meter.while_key_lasts(limit.end_key)
         send_all = self._send_stream if self._answering.is_streamed else self._send_whole
         try:
-            with key:
-                async with limit.timeout:
-                    await send_all(send, limit)
+            with key, limit:
+                await send_all(send, limit)
         except TimeoutError:
-            if not limit.timeout.expired():
+            if not limit.has_expired:
                 raise
             if self._status is None:
                 raise limit.error from None
@@ -255,12 +294,19 @@ class AnswerResponse(LateResponse):
         """Send a stream. Its work is over before the account is settled, whatever ends it."""
         try:
             async with aclosing(self._answering.parts()) as parts:
-                # Headers wait for the first text, so that what fails until then has its own status.
-                first = await anext(parts)
-                await self._start(send, self._format.stream_headers)
-                await self._send_part(send, limit, first)
-                async for part in parts:
-                    await self._send_part(send, limit, part)
+                async for part in parts:  # this runs for each token of each client
+                    if self._status is None:
+                        # What fails before the first text has its own status.
+                        await self._start(send, self._format.stream_headers)
+                    is_last = part.endswith(sse.DONE) and sse.is_end(part)
+                    if is_last:
+                        await self._finish(limit)
+                    for on_part in self._on_part:
+                        on_part(part)
+                    if sent := self._format.part(part):
+                        if is_last:
+                            sent = await self._format.stored(sent)
+                        await send({"type": "http.response.body", "body": sent, "more_body": True})
         except Exception as error:
             if self._status is None:
                 raise
@@ -272,18 +318,6 @@ class AnswerResponse(LateResponse):
             return
         await self._finish(limit)
         await send(_last_body(b""))
-
-    async def _send_part(self, send: Send, limit: TimeLimit, part: bytes) -> None:
-        """Send a part. This runs for each token of each client."""
-        is_last = part.endswith(sse.DONE) and sse.is_end(part)
-        if is_last:
-            await self._finish(limit)
-        for on_part in self._on_part:
-            on_part(part)
-        if part := self._format.part(part):
-            if is_last:
-                part = await self._format.stored(part)
-            await send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def _finish(self, limit: TimeLimit) -> None:
         """Settle the account before the last byte is sent: the next request may follow at once.
@@ -315,12 +349,13 @@ class AnswerResponse(LateResponse):
 
     async def _start(self, send: Send, head: Mapping[str, str]) -> None:
         """Send the headers, which name the tier: of a stream, the one that gives the first text."""
-        headers = dict(head)
-        if facts := self._facts or self._answering.facts:
-            headers |= _headers(facts)
-        headers |= self._answering.headers
+        facts = self._facts or self._answering.facts
+        told = {} if facts is None else _headers(facts)
+        told |= self._answering.headers
         if self._answering.arm:
-            headers["x-outrider-arm"] = self._answering.arm
+            told["x-outrider-arm"] = self._answering.arm
+        # Only these have words of requests and servers.
+        headers = {**head, **{name: header_text(value) for name, value in told.items()}}
         if self._meter is not None:
             headers |= self._meter.headers
         sent = self._format.headers(headers)
@@ -328,7 +363,7 @@ class AnswerResponse(LateResponse):
             {
                 "type": "http.response.start",
                 "status": self.status_code,
-                "headers": [(n.encode(), header_text(v).encode()) for n, v in sent.items()],
+                "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
             }
         )
         self._status = self.status_code

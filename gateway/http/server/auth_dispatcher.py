@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.contract.errors.http import (
@@ -119,7 +119,8 @@ class AuthDispatcher:
             if not needs_no_key:
                 state["principal"] = principal = self._principal(scope, headers)
                 context.key = principal.key_id
-            await self._call_endpoint(scope, receive, send_with_id, headers)
+            app = await self._endpoint(scope, receive, send_with_id, headers)
+            await app(scope, receive, send_with_id)
         except (GatewayError, EngineError, HTTPException) as error:
             response = self._refusal(scope, headers, error)
             await response(scope, receive, send_with_id)
@@ -141,15 +142,14 @@ class AuthDispatcher:
             self._foreign_pages.check(scope["method"], headers)
         return principal
 
-    async def _call_endpoint(
+    async def _endpoint(
         self, scope: Scope, receive: Receive, send: Send, headers: RequestHeaders
-    ) -> None:
+    ) -> ASGIApp:
+        """Return what answers the request: an endpoint's response, or `app`."""
         endpoint = self._endpoints.get(scope["path"])
         if endpoint is None or scope["method"] != "POST":
-            await self.app(scope, receive, send)
-            return
-        response = await endpoint(HeadedRequest(scope, receive, send, headers))
-        await response(scope, receive, send)
+            return self.app
+        return await endpoint(HeadedRequest(scope, receive, send, headers))
 
     def _refusal(
         self, scope: Scope, headers: Headers, error: GatewayError | EngineError | HTTPException

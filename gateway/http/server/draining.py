@@ -1,5 +1,6 @@
 """Announces the end of a gateway: load balancers must stop sending requests first."""
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,11 +41,10 @@ class DrainGate:
         self._app = app
         self._draining = draining
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Handle one request, or the application's lifespan."""
         if not self._draining.has_begun or scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
 
         async def send_and_close(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -52,6 +52,5 @@ class DrainGate:
             await send(message)
 
         if (scope["path"], scope["method"]) in _READINESS:
-            await problem_of(DrainingError()).response()(scope, receive, send_and_close)
-        else:
-            await self._app(scope, receive, send_and_close)
+            return problem_of(DrainingError()).response()(scope, receive, send_and_close)
+        return self._app(scope, receive, send_and_close)

@@ -27,6 +27,9 @@ _ANSWER_FIELDS: Final = frozenset(
 )
 """Fields of an answer that say nothing of its server; others may name the provider."""
 
+_COST: Final = b'"cost'
+"""The beginning of the name of every field that tells a cost."""
+
 _TIER_NAMED: Final = re.compile(
     r"\b([Tt]he )\S+ (?:or \S+ ){0,3}(?=tier\b)|\b(tiers\.)[^.\s]+(?=\.)"
     r"|(unknown tier .{0,300}); available: .*"
@@ -47,7 +50,7 @@ class Veil:
 
     def event(self, part: bytes) -> bytes:
         """Return a part of a stream. This runs for each token of each client that has a veil."""
-        if not self.hides_tiers and b'"cost' not in part:
+        if not self.hides_tiers and _COST not in part:
             return part
         splitter = EventSplitter()
         return b"".join(map(self._event, splitter.push(part))) + splitter.rest
@@ -60,6 +63,8 @@ class Veil:
 
     def body(self, body: bytes) -> bytes:
         """Return a whole answer, or an event's data; what is no JSON object stays as it is."""
+        if not self.hides_tiers and _COST not in body:
+            return body
         try:
             fields = _read_fields(body)
         except (ValueError, RecursionError):

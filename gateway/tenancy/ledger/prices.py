@@ -67,6 +67,8 @@ class _Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def _at(self, num_prompt_tokens: int) -> "_Rate":
         """Return the prices of a request with such a prompt."""
+        if not self.long_prompts:
+            return self
         longer = (rate for rate in reversed(self.long_prompts) if num_prompt_tokens > rate.above)
         return next(longer, self)
 

@@ -64,19 +64,22 @@ class LimitPlan:
         self.principal = principal
         self.rules: tuple[LimitRule, ...] = tuple(_rules(principal))
         self.is_told = tuple(rule.name in TOLD_UNITS for rule in self.rules)
-        self._overall = tuple(i for i, rule in enumerate(self.rules) if rule.model is None)
-        self._by_model: dict[str, list[int]] = {}
+        self._overall: list[tuple[int, Unit]] = []
+        self._by_model: dict[str, list[tuple[int, Unit]]] = {}
         for i, rule in enumerate(self.rules):
+            own = self._overall
             if rule.model is not None:
-                self._by_model.setdefault(rule.model, []).append(i)
+                own = self._by_model.setdefault(rule.model, [])
+            own.append((i, rule.unit))
 
     def demands(self, overall: Amounts, by_tier: Mapping[str, Amounts]) -> list[LimitDemand]:
         """Return the demand on each rule that counts the request, 0 included."""
-        demands = [(i, getattr(overall, self.rules[i].unit)) for i in self._overall]
+        asked = _by_unit(overall)
+        demands = [(i, asked[unit]) for i, unit in self._overall]
         if self._by_model:
             for tier, amounts in by_tier.items():
-                own = self._by_model.get(tier, ())
-                demands.extend((i, getattr(amounts, self.rules[i].unit)) for i in own)
+                asked = _by_unit(amounts)
+                demands += [(i, asked[unit]) for i, unit in self._by_model.get(tier, ())]
         return demands
 
 
@@ -122,6 +125,14 @@ class Holding:
         if not _fits(total, self.overall):
             return total, f"all tiers: used {total}, reserved {self.overall}"
         return total, ""
+
+
+def _by_unit(amounts: Amounts) -> dict[Unit, int]:
+    return {
+        "requests": amounts.requests,
+        "tokens": amounts.tokens,
+        "usd_nanos": amounts.usd_nanos,
+    }
 
 
 def ordered(states: Sequence[LimitState]) -> tuple[LimitState, ...]:

@@ -269,9 +269,10 @@ def _enter(
     moment: ClockTimes,
 ) -> None:
     for i, amount in demands:
-        entered = entries.setdefault(i, [])
+        if i not in entries:
+            entries[i] = []
         if amount:
-            entered.append((plan.counters[i].add(amount, moment), amount))
+            entries[i].append((plan.counters[i].add(amount, moment), amount))
 
 
 def _give_back(counter: Counter, entries: Sequence[LimitDemand], spent: int) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.shared.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
 from outrider.gateway.answering.candidates.upstream_responder import UpstreamResponder
-from outrider.gateway.http.server.answer_response import AnswerResponse
+from outrider.gateway.http.server.answer_response import AnswerResponse, ClientFormat
 from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD, LimitSpec
 from tests.gateway.conftest import OpenWorld
 from tests.gateway.hostile import hostile, piece, streamed
@@ -360,7 +360,7 @@ def fail(*_: Any) -> None:
     ("place", "name", "stream"),
     [
         (AnswerResponse, "_start", True),
-        (AnswerResponse, "_send_part", True),
+        (ClientFormat, "part", True),
         (UpstreamResponder, "_whole_body", False),
     ],
 )
