@@ -204,6 +204,11 @@ JOBS = (
     ),
     Job(script="bench_loop_holds", arguments=(), quick=("--repeats", "2")),
     Job(
+        script="bench_concurrency",
+        arguments=(),
+        quick=("--seconds", "1", "--repeats", "1"),
+    ),
+    Job(
         script="bench_largest_bodies",
         arguments=("--repeats", "3"),
         quick=("--repeats", "1", "--only", "tools"),
