@@ -81,11 +81,8 @@ def event_data(event: bytes) -> bytes | None:
     None is for comments, and for events with only a name or a blank line.
     """
     # The form of nearly every server: one line.
-    if (
-        event.startswith(b"data: ")
-        and event.find(b"\n") == len(event) - 2
-        and event.find(b"\r") == -1
-    ):
+    is_framed = event[:6] == b"data: " and event[-2:] == b"\n\n"
+    if is_framed and event.count(b"\n") == 2 and b"\r" not in event:
         return event[6:-2]
     values = []
     for line in event.removeprefix(_BYTE_ORDER_MARK).splitlines():

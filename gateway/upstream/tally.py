@@ -61,4 +61,5 @@ def size_bytes(text: str) -> int:
 
 
 def _num_bytes(chunk: Chunk) -> int:
-    return size_bytes(chunk.content) + size_bytes(chunk.reasoning) + chunk.num_other_bytes
+    num_bytes = size_bytes(chunk.content) + chunk.num_other_bytes
+    return num_bytes + size_bytes(chunk.reasoning) if chunk.reasoning else num_bytes

@@ -241,7 +241,7 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
         (search(channels._RECIPIENT), " to=<"),
     ),
     "gateway/answering/text/control_tokens.py:ControlTokens": (
-        (CONTROL.is_in, "<|en"),
+        (lambda text: CONTROL.are_in([text]), "<|en"),
         (CONTROL.mark, "<|end|"),
         (CONTROL.mark, "<|end|>"),
         (CONTROL._marked.split, "\U000f0000<|end|>"),

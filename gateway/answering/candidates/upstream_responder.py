@@ -146,7 +146,7 @@ class UpstreamResponder:
         answer = self._answer
         async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
-                if await self._is_used_up(chunk):
+                if self._allowance is not None and await self._is_used_up(chunk, self._allowance):
                     # Booked first: the gateway's own [DONE] settles the account.
                     await answer.cut_off(chunk)
                     yield self._cut_off(chunk)
@@ -164,7 +164,7 @@ class UpstreamResponder:
         async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
                 has_sent_text = self._first is not None
-                if await self._is_used_up(chunk):
+                if self._allowance is not None and await self._is_used_up(chunk, self._allowance):
                     await answer.cut_off(chunk)
                     yield held + self._cut_off(chunk)
                     return
@@ -207,22 +207,20 @@ class UpstreamResponder:
         kind = self._early_end(whole.finish_reason)
         return kind if kind is not None and self._has_ended_by(kind, usage) else None
 
-    async def _is_used_up(self, chunk: Chunk) -> bool:
+    async def _is_used_up(self, chunk: Chunk, allowance: TokenAllowance) -> bool:
         """Return whether the tenant has no token left for this chunk. This runs for each token.
 
         An answer whose length the client set is ended by the server. It is ended here only if it is
         longer than any answer of that many tokens can be. A bound set by the gateway (the tokens
         that `max_cost_usd` pays for) is not reserved, so it does not count as such a length.
         """
-        if self._allowance is None:
-            return False
         self._tally.add(chunk)
         total = self._tally.least_tokens if self._is_bounded else self._tally.num_tokens
         num_tokens = total - self._num_credited
         if num_tokens <= 0:
             return False
         self._num_credited = total
-        return await self._allowance.take(num_tokens) < num_tokens
+        return await allowance.take(num_tokens) < num_tokens
 
     def _cut_off(self, chunk: Chunk) -> bytes:
         """The end of a stream where the tenant's limit ends, as at max_tokens."""

@@ -400,7 +400,7 @@ class ChatTokenizer:
         """
         control = self._template.control_tokens(variables)
         keys, texts = _strings([conversation, variables])
-        if any(map(control.is_in, keys)):
+        if control.are_in(keys):
             raise BadRequestError(
                 "A field's name contains a control token of the model. Rename it."
             )
@@ -410,7 +410,7 @@ class ChatTokenizer:
                 "one in wide letters. Leave it out.",
                 param="messages",
             )
-        return any(map(control.is_in, texts))
+        return control.are_in(texts)
 
 
 def _is_of_tools(message: Message) -> bool:

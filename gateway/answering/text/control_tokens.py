@@ -54,9 +54,9 @@ class ControlTokens:
         self._marked = re.compile(f"{_START}({every}){_END}|[{_START}{_END}]")
         self._normalized = [each.content for each in forging if each.normalized]
 
-    def is_in(self, text: str) -> bool:
-        """Return whether a text spells a control token, apart from harmless ones."""
-        return self._forging.search(text) is not None
+    def are_in(self, texts: Iterable[str]) -> bool:
+        """Return whether some text spells a control token, apart from harmless ones."""
+        return self._forging.search(_START.join(texts)) is not None
 
     def is_disguised_in(self, text: str) -> bool:
         """Return whether a text that spells no control token becomes one in the tokenizer.
@@ -64,8 +64,7 @@ class ControlTokens:
         Some tokenizers normalize a text before they look for tokens in it: wide letters become
         plain ones. No mark can be put around such a token.
         """
-        normalizer = self._backend.normalizer
-        if not self._normalized or normalizer is None:
+        if not self._normalized or (normalizer := self._backend.normalizer) is None:
             return False
         tokens = re.compile(_any_of(map(normalizer.normalize_str, self._normalized)))
         pieces = map(normalizer.normalize_str, self._control.split(text))

@@ -185,10 +185,13 @@ class OpenAIChunkReader:
             if usage is None and _ERROR_NAME.match(event):
                 raise reported(self._tier, _decoded(data))
             return Chunk(raw=event, usage=usage, is_usage_only=usage is not None)
+        calls_tools = False
         for choice in answer.choices:
             if choice.finish_reason:  # some servers send "" until the end
                 self._finish(choice)
-        if any(choice.delta and choice.delta.tool_calls for choice in answer.choices):
+            if choice.delta and choice.delta.tool_calls:
+                calls_tools = True
+        if calls_tools:
             parts = [(choice.index or 0, _calls_of(choice.delta)) for choice in answer.choices]
             event = self._calls.in_order(event, parts)
         if len(answer.choices) > 1:
