@@ -71,7 +71,7 @@ def file_texts(
     tokenizer: Any, path: Path, *, num_bytes: int, piece_tokens: int = 512
 ) -> list[Text]:
     """The beginning of a file in pieces: plain text, or the strings of JSON lines; .gz too."""
-    text = "\n\n".join(_passages(path, num_bytes)).encode()[:num_bytes].decode(errors="ignore")
+    text = beginning_of(path, num_bytes)
     ids = tokenizer(text, add_special_tokens=False).input_ids
     pieces = [ids[at : at + piece_tokens] for at in range(0, len(ids), piece_tokens)]
     return [
@@ -79,6 +79,11 @@ def file_texts(
         for piece in pieces
         if len(piece) > 1
     ]
+
+
+def beginning_of(path: Path, num_bytes: int) -> str:
+    """The beginning of a file as text: plain, or the strings of JSON lines; .gz too."""
+    return "\n\n".join(_passages(path, num_bytes)).encode()[:num_bytes].decode(errors="ignore")
 
 
 def _passages(path: Path, num_bytes: int) -> Iterator[str]:

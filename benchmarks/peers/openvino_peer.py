@@ -9,16 +9,15 @@ It needs other versions of transformers than this repository, so make an environ
 """
 
 import contextlib
-import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from benchmarks.peers.worker_process import WorkerProcess, worker_process
 from benchmarks.shared.grown import fingerprint
-from benchmarks.shared.harness import CACHE, console, without_engine_environment
+from benchmarks.shared.harness import CACHE, console
 from benchmarks.shared.turns import Turn
 
 _WORKER = Path(__file__).with_name("openvino_worker.py")
@@ -31,10 +30,10 @@ class OpenVinoPeer:
     `versions`: of its packages. `weight_bytes`: its file's.
     """
 
-    def __init__(self, process: "subprocess.Popen[str]", weight_bytes: int) -> None:
-        self._process = process
+    def __init__(self, worker: WorkerProcess, weight_bytes: int) -> None:
+        self._worker = worker
         self.weight_bytes = weight_bytes
-        self.versions: dict[str, str] = self._receive()
+        self.versions = worker.versions
 
     def answer(
         self,
@@ -44,35 +43,28 @@ class OpenVinoPeer:
         max_tokens: int,
         stop: Sequence[int],
         num_assistant_tokens: int = 0,
+        temperature: float = 0.0,
     ) -> Turn:
-        """Greedy answer; `way`: plain or assisted. Raises RuntimeError."""
-        job = {
-            "way": way,
-            "token_ids": list(token_ids),
-            "max_tokens": max_tokens,
-            "stop": list(stop),
-            "num_assistant_tokens": num_assistant_tokens,
-        }
-        assert self._process.stdin is not None
-        print(json.dumps(job), file=self._process.stdin, flush=True)
-        result = self._receive()
+        """Answer in a `way`: plain, assisted or lookup. Raises RuntimeError."""
+        result = self._worker.ask(
+            {
+                "way": way,
+                "token_ids": list(token_ids),
+                "max_tokens": max_tokens,
+                "stop": list(stop),
+                "num_assistant_tokens": num_assistant_tokens,
+                "temperature": temperature,
+            }
+        )
         num_accepted = result["num_accepted"]
         return Turn(
             token_ids=result["token_ids"],
             wall_s=result["wall_s"],
+            decode_s=result["decode_s"],
+            num_decoded_tokens=max(len(result["token_ids"]) - 1, 0),
             num_accepted_tokens=num_accepted,
             num_passes=len(result["token_ids"]) - num_accepted,
         )
-
-    def _receive(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the process that runs OpenVINO has died")
-        result: dict[str, Any] = json.loads(line)
-        if "error" in result:
-            raise RuntimeError(f"OpenVINO failed: {result['error']}")
-        return result
 
 
 @contextlib.contextmanager
@@ -89,23 +81,25 @@ def openvino_process(
     options = {
         "target": str(target),
         "draft": str(_converted(python, draft, "bf16")),
-        "num_threads": num_threads,
-        "precision": precision,
-        "kv_precision": precision if weights == "bf16" else "u8",
+        "properties": {
+            "INFERENCE_NUM_THREADS": num_threads,
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": precision if weights == "bf16" else "u8",
+        },
     }
-    with without_engine_environment():
-        process = subprocess.Popen(
-            [str(python), str(_WORKER), "serve", json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-    try:
-        yield OpenVinoPeer(process, (target / "openvino_model.bin").stat().st_size)
-    finally:
-        process.kill()
-        process.wait()
+    with worker_process("OpenVINO", (python, _WORKER, "serve"), options) as worker:
+        yield OpenVinoPeer(worker, (target / "openvino_model.bin").stat().st_size)
+
+
+@contextlib.contextmanager
+def openvino_gguf_process(
+    python: Path, file: Path, *, num_threads: int, variables: Mapping[str, str]
+) -> Iterator[OpenVinoPeer]:
+    """Start a process that reads the GGUF file itself, in OpenVINO's own default precisions."""
+    options = {"target": str(file), "properties": {"INFERENCE_NUM_THREADS": num_threads}}
+    command = (python, _WORKER, "serve")
+    with worker_process("OpenVINO", command, options, variables=variables) as worker:
+        yield OpenVinoPeer(worker, file.stat().st_size)
 
 
 def _converted(python: Path, source: Path, weights: str) -> Path:

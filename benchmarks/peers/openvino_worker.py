@@ -5,6 +5,7 @@ of this repository. Jobs come as JSON lines on standard input, results leave as 
 standard output; what libraries print goes to standard error.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -69,40 +70,41 @@ class Pipelines:
     """One ContinuousBatchingPipeline a way of decoding, made when it is first wanted."""
 
     def __init__(
-        self, *, target: str, draft: str, num_threads: int, precision: str, kv_precision: str
+        self, *, target: str, properties: dict[str, Any], draft: str | None = None
     ) -> None:
         self._target = target
         self._draft = draft
-        self._properties = {
-            "INFERENCE_NUM_THREADS": num_threads,
-            "INFERENCE_PRECISION_HINT": precision,
-            "KV_CACHE_PRECISION": kv_precision,
-        }
+        self._properties = properties
         self._made: dict[str, Any] = {}
 
     def answer(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Greedy answer to `token_ids`; way: plain or assisted."""
+        """Answer `token_ids`; way: plain, assisted by the drafter, or lookup in the prompt."""
         import numpy
         import openvino
         import openvino_genai
 
         way = job["way"]
-        options = {} if way == "plain" else {"num_assistant_tokens": job["num_assistant_tokens"]}
+        options: dict[str, Any] = {"do_sample": bool(job["temperature"])}
+        if way != "plain":
+            options["num_assistant_tokens"] = job["num_assistant_tokens"]
+        if way == "lookup":
+            options["max_ngram_size"] = 3
+        if job["temperature"]:
+            options |= {"temperature": job["temperature"], "rng_seed": 7}
         config = openvino_genai.GenerationConfig(
-            max_new_tokens=job["max_tokens"],
-            do_sample=False,
-            stop_token_ids=set(job["stop"]),
-            **options,
+            max_new_tokens=job["max_tokens"], stop_token_ids=set(job["stop"]), **options
         )
         pipeline = self._pipeline(way)
         prompt = openvino.Tensor(numpy.array([job["token_ids"]], dtype=numpy.int64))
         started_s = time.perf_counter()
         (result,) = pipeline.generate([prompt], [config])
         wall_s = time.perf_counter() - started_s
+        first_s = result.perf_metrics.get_ttft().mean / 1e3
         metrics = result.extended_perf_metrics
         return {
             "token_ids": list(result.m_generation_ids[0]),
             "wall_s": wall_s,
+            "decode_s": max(wall_s - first_s, 0.0),
             "num_accepted": metrics.get_num_accepted_tokens() if way == "assisted" else 0,
         }
 
@@ -118,6 +120,8 @@ class Pipelines:
                 properties["draft_model"] = openvino_genai.draft_model(
                     self._draft, "CPU", **self._properties
                 )
+            if way == "lookup":
+                properties["prompt_lookup"] = True
             self._made[way] = openvino_genai.ContinuousBatchingPipeline(
                 self._target, scheduler, "CPU", properties
             )
@@ -125,9 +129,14 @@ class Pipelines:
 
 
 def _versions() -> dict[str, str]:
-    from importlib.metadata import version
+    """Return those of the packages that are there; a GGUF file needs only the first two."""
+    from importlib.metadata import PackageNotFoundError, version
 
-    return {name: version(name) for name in ("openvino", "openvino-genai", "optimum-intel", "nncf")}
+    found = {}
+    for name in ("openvino", "openvino-genai", "optimum-intel", "nncf"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def main() -> None:
