@@ -133,9 +133,10 @@ class LlamaServer:
         while time.monotonic() < until_s and process.poll() is None:
             with contextlib.suppress(OSError, http.client.HTTPException):
                 connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-                connection.request("GET", "/health")
-                if connection.getresponse().status == http.client.OK:
-                    return
+                with contextlib.closing(connection):
+                    connection.request("GET", "/health")
+                    if connection.getresponse().status == http.client.OK:
+                        return
             time.sleep(0.2)
         raise RuntimeError("llama-server ended, or did not load its models in time")
 

@@ -123,15 +123,16 @@ def _text_tables(results: Mapping[str, Any]) -> Iterator[Table]:
         for name, differences in results["differences"].items()
         for one in differences
     }
-    yield Table(
-        title="first differences to llama.cpp, greedy",
-        columns=(
-            ("token", benchmark.count("position")),
-            ("our gap", figure("our_gap", ".3f")),
-            ("its gap", figure("its_gap", ".3f")),
-        ),
-        entries=rows,
-    )
+    if rows:
+        yield Table(
+            title="first differences to llama.cpp, greedy",
+            columns=(
+                ("token", benchmark.count("position")),
+                ("our gap", figure("our_gap", ".3f")),
+                ("its gap", figure("its_gap", ".3f")),
+            ),
+            entries=rows,
+        )
     text = results["perplexity"]
     if text is not None:
         yield Table(
