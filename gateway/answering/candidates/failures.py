@@ -75,6 +75,8 @@ def after_failure(origin: RouteReason, label: str, error: Exception) -> RouteRea
             kind, why = "load", "the queue of the local models is full"
         case InfeasibleObjectiveError():
             kind, why = "load", "the local models are too busy for its first token"
+        case NotReadyError():
+            why = "the local models are not ready"
         case BadRequestError():
             kind, why = "capability", "the upstream tier does not support this request"
         case RateLimitError() | BudgetError():

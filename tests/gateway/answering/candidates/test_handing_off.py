@@ -230,6 +230,7 @@ def test_with_the_local_engine_down_the_cloud_answers(make: Make) -> None:
         response = world.chat()
         assert content(response) == CLOUD_TEXT
         assert report(response)["hand_off"] == "failure"
+        assert report(response)["reason"] == "the local models are not ready"
         assert not report(response)["degraded"]
         assert world.http.get("/ready").status_code == 200
         assert world.chat(outrider={"policy": "local_only"}).status_code == 503
