@@ -11,10 +11,14 @@ of it, so the share is that probability without bias.
 
 Which answers are judged depends on their score alone. So the mean agreement at a score is that of
 all answers with this score, although those that are judged are mostly weak ones.
+
+Where hardly any answer is kept, beginning one only delays the large model. Then most requests go to
+it at once, and a few still begin small, so that a change is seen.
 """
 
 import bisect
 import difflib
+import itertools
 import math
 import random
 from collections import deque
@@ -40,6 +44,9 @@ EXPLORE_SHARE: Final = 0.015
 _RANK: Final = 20
 _WINDOW: Final = 512
 _LEARN_EVERY: Final = 8
+_LATEST: Final = 64
+_LEAST_KEPT: Final = 0.05
+_LEAST_BEGUN: Final = 1 / 16
 # Until it is known better, the large model writes a token with the small one's probability of it:
 # so many imagined answers, spread over the scores, count beside those that were judged.
 _PRIOR_SCORES: Final = np.linspace(0.025, 0.975, 20)
@@ -88,6 +95,17 @@ class AgreementModel:
         low, high = self._means[place - 1], self._means[place]
         part = (target - low) / (high - low)
         return float(self._at[place - 1] + part * (self._at[place] - self._at[place - 1]))
+
+    def is_vain(self, threshold: float) -> bool:
+        """Return whether of the latest answers fewer than one in 20 reach a threshold.
+
+        False until there are enough of them, and where a share to be kept was set.
+        """
+        is_share_set = self._strong_share is not None and self._strong_share < 1.0
+        if is_share_set or len(self._scores) < _LATEST:
+            return False
+        latest = itertools.islice(reversed(self._scores), _LATEST)
+        return sum(score >= threshold for score in latest) < _LEAST_KEPT * _LATEST
 
     def saw(self, score: float) -> None:
         """Note the score of an answer, whatever became of it."""
@@ -165,7 +183,8 @@ _UNKNOWN: Final = QualityEstimate(small=1.0)
 class LabelFreePolicy:
     """Lets the small model begin under a watch whose threshold is learnt while serving.
 
-    Requests that cannot be watched go to the large model.
+    Requests that cannot be watched go to the large model; so do most of them while the small one's
+    answers are hardly ever kept.
     """
 
     model: AgreementModel = field(default_factory=AgreementModel)
@@ -179,22 +198,12 @@ class LabelFreePolicy:
     """The reason for being without a router."""
 
     def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
-        """Return the small model under a watch, whatever the text."""
+        """Return the small model under a watch, or the large one; whatever the text."""
         del text
-        if not constraints.may_watch:
-            reason = f"router: {self.why}, the answer cannot be watched, large answers"
-            return Route(tier="large", reason=reason)
-        threshold = self.fixed_threshold
-        if threshold is None:
-            threshold = self.model.threshold
-        if constraints.threshold is not None:
-            threshold = constraints.threshold
-        elif constraints.min_quality is not None:
-            threshold = self.model.threshold_for(constraints.min_quality)
-        if constraints.gain_factor == 0.0 and constraints.current == "large":
-            return Route(
-                tier="large", reason="router: conversation stays on large, it has it in its cache"
-            )
+        threshold = self._threshold(constraints)
+        why_large = self._why_large(constraints, threshold)
+        if why_large is not None:
+            return Route(tier="large", reason=f"router: {why_large}")
         options = self.watch
         is_whole = constraints.is_whole and options.judge_whole
         rules = WatchRules(
@@ -223,3 +232,22 @@ class LabelFreePolicy:
                 is_explored=self.draw() < self.explore_share,
             ),
         )
+
+    def _threshold(self, constraints: RouteConstraints) -> float:
+        """Return the score from which on a request's answer is kept."""
+        if constraints.threshold is not None:
+            return constraints.threshold
+        if constraints.min_quality is not None:
+            return self.model.threshold_for(constraints.min_quality)
+        return self.model.threshold if self.fixed_threshold is None else self.fixed_threshold
+
+    def _why_large(self, constraints: RouteConstraints, threshold: float) -> str | None:
+        """Return why the large model answers at once; None where the small one begins."""
+        if not constraints.may_watch:
+            return f"{self.why}, the answer cannot be watched, large answers"
+        if constraints.gain_factor == 0.0 and constraints.current == "large":
+            return "conversation stays on large, it has it in its cache"
+        may_skip = self.watch.mode != "always" and self.model.is_vain(threshold)
+        if may_skip and self.draw() >= _LEAST_BEGUN:
+            return f"{self.why}, few small answers reach {threshold:.2f}, large answers"
+        return None

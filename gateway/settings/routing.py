@@ -56,8 +56,8 @@ class RoutingSettings(Section):
     band_high: Share | None = None
     """From this quality on the small model answers without being checked; unset: as calibrated."""
     cascade: WatchMode = "auto"
-    """Let the small model begin an answer that is then checked; auto: as the router was calibrated;
-    always: for every request."""
+    """Let the small model begin an answer that is then checked; auto: as the router was calibrated,
+    without one as long as some answers are kept; always: for every request."""
     hold_back_tokens: int = Field(default=16, ge=1, le=512)
     """Tokens held back at most, until a checked answer is kept or handed to the large model."""
     hold_back_ms: Annotated[float, Field(gt=0)] = 250.0

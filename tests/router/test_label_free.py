@@ -121,6 +121,31 @@ def test_a_few_kept_answers_are_explored() -> None:
     assert [plan_of(policy).is_explored for _ in range(2)] == [True, False]
 
 
+def test_while_hardly_any_answer_is_kept_only_a_few_are_begun() -> None:
+    policy = LabelFreePolicy(draw=random.Random(3).random)
+    for number in range(64):
+        assert policy.route("").tier == "small", f"{number} are too few to tell"
+        policy.model.saw(0.1)
+    tiers = [policy.route("").tier for _ in range(1600)]
+    assert tiers.count("small") / len(tiers) == pytest.approx(1 / 16, abs=0.02)
+    route = policy.route("", RouteConstraints(threshold=0.9))
+    assert route.reason == "router: no router, few small answers reach 0.90, large answers"
+    assert policy.route("", RouteConstraints(threshold=0.1)).tier == "small", "these are kept"
+    for _ in range(4):  # one in 16 of the latest
+        policy.model.saw(0.99)
+    assert {policy.route("").tier for _ in range(100)} == {"small"}
+
+
+def test_what_the_operator_wants_watched_is_begun_though_hardly_any_answer_is_kept() -> None:
+    always = LabelFreePolicy(watch=WatchOptions(mode="always"), draw=lambda: 0.9)
+    shared = LabelFreePolicy(model=AgreementModel(strong_share=0.99), draw=lambda: 0.9)
+    none = LabelFreePolicy(model=AgreementModel(strong_share=1.0), draw=lambda: 0.9)
+    for policy, tier in ((always, "small"), (shared, "small"), (none, "large")):
+        for _ in range(64):
+            policy.model.saw(0.1)
+        assert policy.route("").tier == tier
+
+
 def test_a_server_without_log_probabilities_keeps_its_answers() -> None:
     """Its text alone can show that they are weak."""
     watch = plan_of(LabelFreePolicy()).new_watch()
