@@ -182,6 +182,8 @@ class Benchmark(Generic[OptionsT]):
     variant: str | Callable[[OptionsT], str]
     """Names the results file where the command line does not."""
     goals: Callable[[Results], Sequence[Goal]] | None = None
+    draw: Callable[[Results, Path], None] | None = None
+    """Draws the figures into a PNG file beside the results."""
 
     def main(self, argv: Sequence[str] | None = None) -> None:
         """Measure, show and write."""
@@ -196,7 +198,9 @@ class Benchmark(Generic[OptionsT]):
             results["goals"] = [goal.record() for goal in self.goals(results)]
         script = Path(inspect.getfile(self.measure)).stem
         named = self.variant if isinstance(self.variant, str) else self.variant(options)
-        write_results(script, options.variant or named, results, arguments)
+        path = write_results(script, options.variant or named, results, arguments)
+        if self.draw is not None:
+            self.draw(results, path.with_suffix(".png"))
 
     def show(self, options: OptionsT, results: Results) -> None:
         """Print the tables, and whether the goals are met."""
