@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.routing.real_questions import HUMAN_EVAL, SPEC_BENCH
 from benchmarks.shared.harness import CACHE, console, show_table
 from benchmarks.shared.record import ROOT
 from benchmarks.shared.slo_trace import DEFAULT_TRACE as TRACE
@@ -162,6 +163,12 @@ JOBS = (
         script="bench_small_server",
         arguments=("--num-prompts", "200"),
         quick=("--num-prompts", "8", "--max-new", "24", "--repeats", "1"),
+    ),
+    Job(
+        script="bench_real_cascade",
+        arguments=("--per-kind", "20"),
+        quick=("--per-kind", "1", "--max-new", "24"),
+        needs=(public_path("smollm2-135m"), SPEC_BENCH, HUMAN_EVAL),
     ),
     Job(script="bench_router", arguments=("--seconds", "20"), quick=("--quick",)),
     Job(script="bench_products", arguments=_TARGET, quick=("--repeats", "3")),
