@@ -47,6 +47,7 @@ _LEARN_EVERY: Final = 8
 _LATEST: Final = 64
 _LEAST_KEPT: Final = 0.05
 _LEAST_BEGUN: Final = 1 / 16
+_NEAR: Final = 0.1  # an agreement so little below the target may still be learnt to be enough
 # Until it is known better, the large model writes a token with the small one's probability of it:
 # so many imagined answers, spread over the scores, count beside those that were judged.
 _PRIOR_SCORES: Final = np.linspace(0.025, 0.975, 20)
@@ -97,7 +98,7 @@ class AgreementModel:
         return float(self._at[place - 1] + part * (self._at[place] - self._at[place - 1]))
 
     def is_vain(self, threshold: float) -> bool:
-        """Return whether of the latest answers fewer than one in 20 reach a threshold.
+        """Return whether of the latest answers fewer than one in 20 come near to a threshold.
 
         False until there are enough of them, and where a share to be kept was set.
         """
@@ -105,7 +106,8 @@ class AgreementModel:
         if is_share_set or len(self._scores) < _LATEST:
             return False
         latest = itertools.islice(reversed(self._scores), _LATEST)
-        return sum(score >= threshold for score in latest) < _LEAST_KEPT * _LATEST
+        near = min(threshold, self.threshold_for(self._target - _NEAR))
+        return sum(score >= near for score in latest) < _LEAST_KEPT * _LATEST
 
     def saw(self, score: float) -> None:
         """Note the score of an answer, whatever became of it."""

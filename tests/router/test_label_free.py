@@ -136,6 +136,17 @@ def test_while_hardly_any_answer_is_kept_only_a_few_are_begun() -> None:
     assert {policy.route("").tier for _ in range(100)} == {"small"}
 
 
+def test_while_the_large_model_nearly_agrees_answers_are_begun_to_learn_more() -> None:
+    for agreement, tier in ((0.97, "small"), (0.5, "large")):
+        policy = LabelFreePolicy(draw=lambda: 0.9)
+        for number in range(64):
+            score = 0.2 + number / 640
+            assert score < policy.model.threshold, "none is kept yet"
+            policy.model.saw(score)
+            policy.model.learn(score, agreement)
+        assert policy.route("").tier == tier
+
+
 def test_what_the_operator_wants_watched_is_begun_though_hardly_any_answer_is_kept() -> None:
     always = LabelFreePolicy(watch=WatchOptions(mode="always"), draw=lambda: 0.9)
     shared = LabelFreePolicy(model=AgreementModel(strong_share=0.99), draw=lambda: 0.9)
