@@ -1,0 +1,203 @@
+"""An engine whose passes and host work take a recorded machine's time, by a clock of their own.
+
+All is the product's but the time: small models choose tokens, and a pass takes what a pass with so
+many rows took on a processor. The host's work is what `bench_host_overhead` finds: a share for each
+step, and again for each level of drafts and for trees that are built.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from outrider.draft import tree_drafter
+from outrider.draft.budget.budget import TreeBudget
+from outrider.draft.config import DraftConfig
+from outrider.engine.config import EngineConfig
+from outrider.engine.events import Finished, TokensEmitted
+from outrider.engine.passes.runner import ModelRunner, PassOutput
+from outrider.engine.passes.step_times import RunningStepTimes, StepTimeCurve
+from outrider.verifier.params import Tier
+from tests.engines import make_engine, make_request, random_prompt, twins
+
+# The token that a small model names which agrees with nothing.
+_WRONG_TOKEN = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processor:
+    """Seconds of passes by their rows, and of the host's work, with one thread."""
+
+    rows: tuple[int, ...]
+    large_s: tuple[float, ...]
+    small_s: tuple[float, ...]
+    step_host_s: float = 0.00017
+    tree_host_s: float = 0.0002
+    """Of a level of drafts, and of the trees."""
+    stream_host_s: float = 0.00004
+    """The same for each stream."""
+
+    def curve(self, tier: Tier, slowness: Callable[[int], float]) -> StepTimeCurve:
+        """Return the curve that is measured while passes are so slow."""
+        seconds = self.large_s if tier == "large" else self.small_s
+        slow = [each * slowness(rows) for rows, each in zip(self.rows, seconds, strict=True)]
+        return StepTimeCurve.from_points(self.rows, slow)
+
+
+# A large model of 400 M parameters in bfloat16, and a small one of 25 M.
+_ROWS = (1, 2, 4, 8, 12, 16, 24, 64, 128)
+AVX2 = Processor(
+    rows=_ROWS,
+    large_s=(0.047, 0.047, 0.079, 0.152, 0.223, 0.294, 0.436, 1.15, 2.3),
+    small_s=(0.003, 0.003, 0.005, 0.0095, 0.014, 0.0184, 0.027, 0.072, 0.144),
+)
+AVX512 = Processor(
+    rows=_ROWS,
+    large_s=(0.0094, 0.0096, 0.0098, 0.0109, 0.0109, 0.0136, 0.0195, 0.048, 0.095),
+    small_s=(0.0006, 0.0006, 0.00062, 0.0007, 0.0007, 0.00085, 0.0012, 0.003, 0.006),
+)
+# SmolLM2 of 135 M parameters, whose host work is a greater share.
+SMALL_AVX2 = Processor(
+    rows=_ROWS,
+    large_s=(0.0158, 0.0158, 0.0266, 0.0511, 0.075, 0.0988, 0.1466, 0.387, 0.773),
+    small_s=(0.003, 0.003, 0.005, 0.0095, 0.014, 0.0184, 0.027, 0.072, 0.144),
+)
+# An 8 B and a 0.6 B model on an H100, whose passes hardly depend on their rows.
+H100 = Processor(
+    rows=_ROWS,
+    large_s=(0.00495, 0.00495, 0.00496, 0.00498, 0.005, 0.00501, 0.00505, 0.0052, 0.0055),
+    small_s=(0.00115, 0.00115, 0.00115, 0.00115, 0.00115, 0.00116, 0.00117, 0.0012, 0.0013),
+    tree_host_s=0.0003,
+)
+
+
+class VirtualMachine:
+    """Streams of an engine on a processor. What may change while it runs is public."""
+
+    def __init__(
+        self,
+        processor: Processor,
+        *,
+        agreement: float,
+        believed: Callable[[int], float] = lambda rows: 1.0,
+        sources: Sequence[Any] = ("model",),
+        speculates: bool = True,
+        temperature: float = 1.0,
+        **options: Any,
+    ) -> None:
+        """`believed`: how slow the machine was when the curves were measured.
+
+        `agreement`: the chance that the small model names the large one's token.
+        """
+        self.processor = processor
+        self.agreement = agreement
+        self.slowness = 1.0
+        self.now_s = 0.0
+        self.lag_s = 0.0
+        self.num_tokens = 0
+        self.num_draft_passes = 0
+        self.num_trees = 0
+        self._rng = np.random.default_rng(5)
+        self._names = map(str, count())
+        self._temperature = temperature
+        self._true = {
+            tier: RunningStepTimes(processor.curve(tier, lambda rows: 1.0))
+            for tier in ("large", "small")
+        }
+        self.times = {
+            tier: RunningStepTimes(processor.curve(tier, believed)) for tier in ("large", "small")
+        }
+        self.engine = make_engine(
+            twins(),
+            budget=TreeBudget(target_pass_s=self.times["large"], draft_pass_s=self.times["small"]),
+            draft=DraftConfig(sources=tuple(sources)),
+            drafter_clock=lambda: self.now_s + self.lag_s,
+            speculates=speculates,
+            large_blocks=4096,
+            small_blocks=4096,
+            config=EngineConfig(max_sequences=64),
+            **options,
+        )
+        for tier, runner in self.engine._runners.items():
+            self._put_around(tier, runner)
+        self.open: set[str] = set()
+
+    def _put_around(self, tier: Tier, runner: ModelRunner) -> None:
+        forward = runner.forward
+
+        def timed(slices: Sequence[Any], *args: Any, **options: Any) -> PassOutput:
+            output = forward(slices, *args, **options)
+            num_rows = sum(len(piece.token_ids) for piece in slices)
+            noise = float(np.exp(self._rng.normal(0.0, 0.03)))
+            seconds = self._true[tier](num_rows) * self.slowness * noise
+            self.times[tier].observe(num_rows, seconds)
+            self.now_s += seconds
+            if tier == "small":
+                self.num_draft_passes += 1
+                self._spend_on_host(len(slices))
+                return self._disagree(output)
+            return output
+
+        runner.forward = timed  # type: ignore[method-assign]
+
+    def _spend_on_host(self, num_streams: int) -> None:
+        host_s = self.processor.tree_host_s + num_streams * self.processor.stream_host_s
+        self.now_s += host_s * self.slowness
+
+    def _disagree(self, output: PassOutput) -> PassOutput:
+        is_wrong = torch.tensor(self._rng.random(len(output.logits)) >= self.agreement)
+        output.logits[is_wrong] = 0.0
+        output.logits[is_wrong, _WRONG_TOKEN] = 50.0
+        return output
+
+    def step(self) -> None:
+        """Run one step."""
+        built = 0
+
+        def counted(**options: Any) -> Any:
+            nonlocal built
+            built += 1
+            return new_tree(**options)
+
+        new_tree = tree_drafter.new_tree
+        with patch.object(tree_drafter, "new_tree", counted):
+            for event in self.engine.step():
+                if isinstance(event, TokensEmitted):
+                    self.num_tokens += len(event.token_ids)
+                if isinstance(event, Finished):
+                    self.open.discard(event.request_id)
+        processor = self.processor
+        num_streams = len(self.open)
+        host_s = processor.step_host_s + num_streams * processor.stream_host_s
+        self.now_s += host_s * self.slowness
+        if built:
+            self._spend_on_host(built)
+            self.num_trees += built
+
+    def submit(self, max_tokens: int, **sampling: Any) -> None:
+        """Begin a stream."""
+        name = next(self._names)
+        sampling = {"temperature": self._temperature, "seed": int(name)} | sampling
+        request = make_request(
+            name, random_prompt(6, seed=int(name)), max_tokens=max_tokens, **sampling
+        )
+        self.engine.submit(request)
+        self.open.add(name)
+
+    def run(self, seconds: float, *, num_streams: int = 1, max_tokens: int = 450) -> float:
+        """Keep so many streams open for so long; return tokens a second."""
+        begun_s, begun = self.now_s, self.num_tokens
+        while self.now_s < begun_s + seconds:
+            while len(self.open) < num_streams:
+                self.submit(max_tokens)
+            self.step()
+        return (self.num_tokens - begun) / (self.now_s - begun_s)
+
+    def drain(self) -> None:
+        """Let the open streams end."""
+        while self.engine.has_work:
+            self.step()
