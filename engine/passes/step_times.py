@@ -27,16 +27,20 @@ _QUIET_SHARE = 0.85
 # Saved times are measured anew where a pass takes less than this share of them.
 _BEATEN_SHARE = 0.8
 
-# How far a pass is believed. Whatever disturbs makes it longer, so a faster one says more.
+# How far a pass is believed. Whatever disturbs makes it longer, so one that is faster by more than
+# noise proves its time. What took next to none was measured by a clock that jumped.
 _FASTER_WEIGHT = 0.5
 _SLOWER_WEIGHT = 0.1
 _MAX_SURPRISE = math.log(2.0)
+_MUCH_FASTER = -math.log(1.25)
+_IMPOSSIBLE = -math.log(8.0)
 # What a pass says of other sizes: so much of all of them, the rest fades by octaves.
 _COMMON = 0.5
 # A size may cost so much less than is known (a logarithm), the more passes it was not used in.
-_MORE_DOUBT = 0.0005
-_MOST_DOUBT = 0.25
-_BUSY_DOUBT = math.log(2.0)  # at first, where the measurement was not quiet
+_MORE_DOUBT = 0.001
+_MOST_DOUBT = 0.1
+_FIRST_DOUBT = math.log(4.0)  # of a size that was never used
+_BUSY_DOUBT = math.log(2.0)  # of one whose measurement was not quiet, from the start on
 _TABLE_ROWS = 8192
 _LEAST_TABLE_ROWS = 256
 
@@ -127,7 +131,7 @@ class RunningStepTimes:
         self._log_factors = [0.0] * len(octaves)
         self._num_passes = 0
         self._last_used = [0.0 if curve.is_quiet else -inf] * len(octaves)  # of `_num_passes`
-        self._most_doubts = [_MOST_DOUBT if curve.is_quiet else _BUSY_DOUBT] * len(octaves)
+        self._most_doubts = [_FIRST_DOUBT if curve.is_quiet else _BUSY_DOUBT] * len(octaves)
         # A budget asks for thousands of row counts a step, so the answers stand in a table.
         self._rows = np.arange(_TABLE_ROWS, dtype=np.float64)
         self._seconds = [curve(rows) for rows in range(_TABLE_ROWS)]
@@ -143,7 +147,9 @@ class RunningStepTimes:
 
         A context of 0 stands for the one at which the curve was measured.
         """
-        return self._measured(num_rows, context) * self._factor(self._nearest(num_rows))
+        return self._measured(num_rows, context) * math.exp(
+            self._log_factors[self._nearest(num_rows)]
+        )
 
     def _measured(self, num_rows: int, context: float) -> float:
         """Return the seconds that the curve says."""
@@ -152,8 +158,8 @@ class RunningStepTimes:
             seconds += num_rows * ((context - self._curve.context) * self._curve.row_context_s)
         return max(seconds, self._curve.seconds[0] / 2)
 
-    def _factor(self, size: int) -> float:
-        """Return what a measured size is multiplied by."""
+    def _doubted_factor(self, size: int) -> float:
+        """Return what a measured size is multiplied by where sizes are compared."""
         doubt = min(
             _MORE_DOUBT * (self._num_passes - self._last_used[size]), self._most_doubts[size]
         )
@@ -162,7 +168,8 @@ class RunningStepTimes:
     def upto(self, num_rows: int, context: float = 0.0) -> npt.NDArray[np.float64]:
         """Expected seconds of passes with 0 to `num_rows` rows, [num_rows + 1]; not to be changed.
 
-        A step asks for the same context again and again: what it asked for last is kept.
+        They are compared to choose one, so what was not used for long is doubted. A step asks for
+        the same context again and again: what it asked for last is kept.
         """
         if num_rows >= _TABLE_ROWS:
             return np.array([self(rows, context) for rows in range(num_rows + 1)])
@@ -177,7 +184,7 @@ class RunningStepTimes:
         if context and self._curve.row_context_s:
             price_s = (context - self._curve.context) * self._curve.row_context_s
             seconds = np.maximum(seconds + self._rows[:size] * price_s, self._curve.seconds[0] / 2)
-        factors = np.array([self._factor(size) for size in range(len(self._log_factors))])
+        factors = np.array([self._doubted_factor(size) for size in range(len(self._log_factors))])
         table = np.asarray(seconds * factors[self._nearest_of[:size]])
         table.flags.writeable = False
         return table
@@ -189,8 +196,10 @@ class RunningStepTimes:
         size = self._nearest(num_rows)
         ratio = max(seconds, 1e-9) / self._measured(num_rows, context)
         surprise = math.log(ratio) - self._log_factors[size]
-        surprise = min(max(surprise, -_MAX_SURPRISE), _MAX_SURPRISE)
-        learnt = surprise * (_SLOWER_WEIGHT if surprise > 0 else _FASTER_WEIGHT)
+        if surprise > 0 or surprise < _IMPOSSIBLE:
+            learnt = _SLOWER_WEIGHT * min(max(surprise, -_MAX_SURPRISE), _MAX_SURPRISE)
+        else:
+            learnt = surprise if surprise < _MUCH_FASTER else _FASTER_WEIGHT * surprise
         self._log_factors = [
             factor + learnt * share
             for factor, share in zip(self._log_factors, self._shares[size], strict=True)
