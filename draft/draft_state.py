@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from outrider.draft.budget.budget import AcceptanceEstimate, DraftGain
+from outrider.draft.budget.budget import FIRST_ACCEPTANCE, AcceptanceEstimate, DraftGain
 from outrider.draft.forecast import TreeForecast
 from outrider.draft.text.token_map import TokenMap
 from outrider.draft.trees.tree_batch import DraftTree
@@ -205,11 +205,17 @@ class Draft:
         """Return how often the best guess is right, of the model that drafts in this step."""
         return self.state.acceptance_of(self.state.model)
 
-    @property
-    def gain(self) -> DraftGain:
-        """What asking the model may gain. A cascade accepts no text that it has not read."""
+    def gain(self, num_missing: int, *, is_probe: bool) -> DraftGain:
+        """Return what asking the model may gain. A cascade accepts no text that it has not read.
+
+        `num_missing`: tokens that it has to take in first. A probe has paid for that, and finds out
+        whether guesses that were wrong still are.
+        """
+        acceptance = self.acceptance.value
         return DraftGain(
-            acceptance=self.acceptance.value,
+            acceptance=max(acceptance, FIRST_ACCEPTANCE) if is_probe else acceptance,
+            catch_up_rows=1 if is_probe else num_missing,
+            num_steps=self.sequence.num_remaining_tokens,
             text_tokens=0.0 if self.needs_root else self.expected_tokens,
             urgency=self.urgency,
         )

@@ -72,14 +72,13 @@ def num_levels(
     step: StepBudget | None,
     *,
     width: int,
-    spent_s: float,
     min_gain: float,
 ) -> int:
     """Count the passes behind the roots' that are worth their time, `width` nodes a tree each.
 
-    `spent_s`: of the roots' pass. `min_gain`: without a budget, a level is worth a pass where it
-    should bring a sequence so many tokens. At most one level less than the deepest tree may have,
-    and as many nodes as a draft view's masks can tell apart.
+    `min_gain`: without a budget, a level is worth a pass where it should bring a sequence so many
+    tokens. At most one level less than the deepest tree may have, and as many nodes as a draft
+    view's masks can tell apart.
     """
     deepest = max((grower.max_depth for grower in growers), default=0)
     most = min(deepest - 1, (MAX_TREE_NODES - 1) // width)
@@ -95,14 +94,14 @@ def num_levels(
     num_nodes = len(growers) * depths
     target_s = step.target_pass_s.upto(step.num_rows + int(num_nodes[-1]), step.context)
     level_s = step.level_s(len(growers) * width)
-    spent_s += step.beside_s
+    spent_s = step.spent_s + step.part_host_s
     step_s = spent_s + np.arange(most + 1) * level_s + target_s[step.num_rows + num_nodes]
     rates = np.where(step_s <= step.longest_s, tokens / step_s, 0.0)
     return int(np.argmax(rates))
 
 
 def share_nodes(
-    growers: SequenceOf[Grower], host_probs: Floats, step: StepBudget | None, *, spent_s: float
+    growers: SequenceOf[Grower], host_probs: Floats, step: StepBudget | None
 ) -> tuple[int, float]:
     """Return the forest's number of nodes and the least weighted chance of a host's guess.
 
@@ -115,7 +114,7 @@ def share_nodes(
         return len(forest_probs), 0.0
     weighted = np.concatenate([host_probs, forest_probs])
     weighted[::-1].sort()
-    number, _, _ = step.num_nodes(weighted, spent_s=spent_s)
+    number, _, _ = step.num_nodes(weighted)
     floor = float(weighted[number - 1]) if number else np.inf
     # The draft passes are made by now: a tree has at least its best guess judged.
     least = sum(grower.max_nodes > 0 for grower in growers)

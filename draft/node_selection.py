@@ -20,15 +20,12 @@ def weighted_probs(drafts: SequenceOf[Draft]) -> Floats:
     return probs
 
 
-def least_chance(drafts: SequenceOf[Draft], step: StepBudget | None, *, spent_s: float) -> float:
-    """The least chance, weighted by urgency, of a guess that the step's budget has room for.
-
-    `spent_s`: of the draft passes that were made for these trees.
-    """
+def least_chance(drafts: SequenceOf[Draft], step: StepBudget | None) -> float:
+    """The least chance, weighted by urgency, of a guess that the step's budget has room for."""
     if step is None:
         return 0.0
     weighted = weighted_probs(drafts)
-    number, _, _ = step.num_nodes(weighted, spent_s=spent_s)
+    number, _, _ = step.num_nodes(weighted)
     return float(weighted[number - 1]) if number else inf
 
 

@@ -4,64 +4,112 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
 from outrider.draft.budget.budget import StepBudget, TreeBudget
+from outrider.draft.budget.host_times import HostTimes, StepShape
 from outrider.draft.budget.own_pace import OwnPace
+from outrider.draft.budget.step_choice import StepChoice
 from outrider.draft.draft_state import Draft
-from outrider.draft.host_growth import Growth, HostGrowth
-from outrider.engine.protocols import NO_LARGE_WORK, DraftModel, LargeWork
+from outrider.draft.host_growth import HostGrowth
+from outrider.engine.protocols import NO_LARGE_WORK, DraftModel, LargeWork, Trees
 from outrider.engine.sequences.sequence import Sequence
 
 
 class StepBudgets:
-    """Makes a step's budgets.
+    """Makes a step's budgets, and learns from whole steps what the host's work takes.
 
-    `growths`, `last`: by model, what grows trees and what chooses nodes.
+    `growths`: by model, what grows trees. `choice`: measures steps.
     """
 
     def __init__(
         self,
         budget: TreeBudget | None,
         growths: Mapping[DraftModel, HostGrowth],
-        last: Mapping[DraftModel, Growth],
+        choice: StepChoice,
     ) -> None:
         self._budget = budget
         self._growths = growths
-        self._last = last
+        self._choice = choice
         self._pace = OwnPace()
+        self.host_times = HostTimes()
         self._large_work = NO_LARGE_WORK
+        self._step: StepBudget | None = None  # as it was made last
+        self._shape: StepShape | None = None  # of the last step
+        self._plain_pass_s = 0.0
 
-    def begin_step(
-        self, sequences: SequenceOf[Sequence], large_work: LargeWork, stretch: float | None
-    ) -> None:
-        """Begin a step of these sequences; `stretch`: of the last one, see `OwnPace`."""
+    def plain_step_s(self, sequences: SequenceOf[Sequence], large_work: LargeWork) -> float:
+        """Return what a plain step of these sequences should take; 1 where nothing is known."""
+        if self._budget is None:
+            return 1.0
+        number = len(sequences) + len(large_work.streams)
+        self._plain_pass_s = self._budget.target_pass_s(number, _mean_length(sequences))
+        return self._plain_pass_s + self.host_times.plain(number)
+
+    def begin_step(self, sequences: SequenceOf[Sequence], large_work: LargeWork) -> None:
+        """Learn from the last step, and begin one of these sequences."""
+        seconds, stretch = self._choice.seconds, self._choice.stretch
+        if self._shape is not None and seconds is not None:
+            self.host_times.observe(self._shape, seconds)
+            if not self._shape.num_parts:  # whatever the machine did, nobody waited for guesses
+                stretch = 1.0
+        self._step = self._shape = None
         self._large_work = large_work
         self._pace.begin_step([*sequences, *large_work.streams], stretch)
+
+    @property
+    def is_plain_due(self) -> bool:
+        """True if a request of the step may not wait for anyone's guesses."""
+        return self._pace.has_debt
+
+    def end_step(self, trees: Trees) -> None:
+        """Note what a step with trees consists of."""
+        if (step := self._step) is None:
+            return
+        num_nodes = sum(tree.num_draft_nodes for tree in trees.host.values())
+        if (forest := trees.forest) is not None:
+            num_nodes += forest.total_rows - forest.num_trees
+        target_s = step.target_pass_s(step.num_rows + num_nodes, step.context)
+        self._shape = StepShape(
+            num_sequences=step.num_rows,
+            passes_s=step.passes_s + target_s,
+            num_parts=step.num_levels + 1,
+        )
+
+    def end_plain_step(self, sequences: SequenceOf[Sequence]) -> None:
+        """Note what a step without guesses consists of."""
+        if self._budget is not None:
+            number = len(sequences) + len(self._large_work.streams)
+            self._shape = StepShape(num_sequences=number, passes_s=self._plain_pass_s)
 
     def of_step(
         self, drafts: SequenceOf[Draft], model: DraftModel, asked: SequenceOf[Draft]
     ) -> StepBudget | None:
         """Return the step's budget for trees as they were weighed last (`weighted_probs`).
 
-        `asked`: for which a model makes guesses.
+        `asked`: for which a model makes guesses. What the step has spent so far counts.
         """
         if self._budget is None:
             return None
-        lengths = [len(draft.sequence.token_ids) for draft in drafts]
         growth, large_work = self._growths.get(model), self._large_work
         block = None if growth is None else growth.block
-        return self._budget.of_step(
+        number = len(drafts) + len(large_work.streams)
+        step = self._budget.of_step(
             model,
-            num_sequences=len(drafts) + len(large_work.streams),
+            num_sequences=number,
             num_prompt_rows=large_work.num_prompt_rows,
             most_stretch=self._most_stretch(drafts, asked),
-            context=sum(lengths) / max(len(lengths), 1),
+            context=_mean_length([draft.sequence for draft in drafts]),
             # One whose prompt is computed waits for a token as well.
             base_tokens=sum(draft.urgency for draft in drafts)
             + len(large_work.streams)
             + large_work.num_prompts,
-            level_host_s=0.0 if growth is None else growth.host_times(len(drafts)),
-            beside_s=self._last[model].beside_s(len(drafts)) if model in self._last else 0.0,
+            step_host_s=self.host_times.plain(number),
+            # A probe tells whether it is still so much.
+            part_host_s=0.0 if self._choice.is_probe else self.host_times.part.most(number),
             num_block_rows=0 if block is None else block.num_rows,
         )
+        if self._step is not None:
+            step.passes_s, step.num_levels = self._step.passes_s, self._step.num_levels
+        self._step = step
+        return step
 
     def _most_stretch(self, drafts: SequenceOf[Draft], asked: SequenceOf[Draft]) -> float:
         """Return how many plain steps this one may last for the sake of each request's own pace."""
@@ -73,3 +121,7 @@ class StepBudgets:
                 gain = max(gain, draft.acceptance.value)
             expected.append((draft.sequence, gain))
         return self._pace.most_stretch(expected)
+
+
+def _mean_length(sequences: SequenceOf[Sequence]) -> float:
+    return sum(len(sequence.token_ids) for sequence in sequences) / max(len(sequences), 1)

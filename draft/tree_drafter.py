@@ -7,7 +7,6 @@ from dataclasses import replace
 from math import inf
 
 from outrider.draft.budget.budget import (
-    AcceptanceEstimate,
     Floats,
     StepBudget,
     TreeBudget,
@@ -103,8 +102,7 @@ class TreeDrafter:
                 on_new=self._free.force,
             )
         self._growths: dict[DraftModel, HostGrowth] = {
-            model: HostGrowth(model=each, config=self._config, clock=clock)
-            for model, each in guesses.items()
+            model: HostGrowth(model=each, config=self._config) for model, each in guesses.items()
         }
         # What grows last in a step chooses the nodes, too.
         self._last: dict[DraftModel, Growth] = dict(self._growths)
@@ -116,12 +114,11 @@ class TreeDrafter:
                     host=self._growths[model],
                     config=self._config,
                     lessons=self._lessons,
-                    clock=clock,
                     source=model,
                 )
                 for model, each in guesses.items()
             }
-        self._budgets = StepBudgets(budget, self._growths, self._last)
+        self._budgets = StepBudgets(budget, self._growths, self._choice)
 
     # ---- the engine's protocol ------------------------------------------------------------
 
@@ -150,14 +147,26 @@ class TreeDrafter:
         self, sequences: SequenceOf[Sequence], *, large_work: LargeWork = NO_LARGE_WORK
     ) -> Proposal:
         """Draft one tree for each sequence; see `outrider.engine.protocols.Drafter`."""
+        offered = self._offered(sequences)
         kind = self._choice.choose(
-            sequences, self._offered(sequences), has_prompts=large_work.num_prompts > 0
+            sequences,
+            offered,
+            plain_s=self._budgets.plain_step_s(sequences, large_work),
+            has_prompts=large_work.num_prompts > 0,
+            begin_s=lambda kind: self._catch_up_s(kind, sequences),
         )
-        self._budgets.begin_step(sequences, large_work, self._choice.stretch)
-        self._note_unasked(kind)
-        if kind == "plain":
-            self._note_steps_without()
+        self._budgets.begin_step(sequences, large_work)
+        if kind != "head" and self._head_texts is not None:
+            self._head_texts.note_unasked()
+        if kind == "plain" or ("plain" in offered and self._budgets.is_plain_due):
+            self._budgets.end_plain_step(sequences)
             return Trees(host={})
+        trees = yield from self._grow(sequences, kind)
+        self._budgets.end_step(trees)
+        return trees
+
+    def _grow(self, sequences: SequenceOf[Sequence], kind: StepKind) -> Proposal:
+        """Grow the trees of a step that may have guesses."""
         drafts = [self._init_tree(sequence) for sequence in sequences]
         for draft in drafts:
             self._free.add(draft)
@@ -166,42 +175,20 @@ class TreeDrafter:
         if not any(growers.values()) and not any(d.tree.num_candidates > 1 for d in drafts):
             for draft in drafts:
                 draft.state.tree = None
-            self._note_steps_without()
             return Trees(host={})
         if not self._growths:
-            floor = least_chance(drafts, self._budgets.of_step(drafts, "small", []), spent_s=0.0)
+            floor = least_chance(drafts, self._budgets.of_step(drafts, "small", []))
             return Trees(host=select_nodes(drafts, floor))
         last: DraftModel = "small" if self._runner is not None else "head"
-        spent_s = 0.0
         asked = [*growers["head"], *growers["small"]]
         if growers["head"] and growers["small"]:  # a forest has one model's trees
             step = self._budgets.of_step(drafts, "head", asked)
-            spent_s = yield from self._growths["head"].run_passes(growers["head"], drafts, step)
+            yield from self._growths["head"].run_passes(growers["head"], drafts, step)
             weighted_probs(drafts)
         elif growers["head"]:
             last = "head"
-        self._note_steps_without(last)
         step = self._budgets.of_step(drafts, last, asked)
-        return (yield from self._last[last].grow(growers[last], drafts, step, spent_s))
-
-    def _note_unasked(self, kind: StepKind) -> None:
-        """Doubt what is known of models that a step does not ask."""
-        for model in self._growths:
-            if model != kind:
-                self._doubt(model)
-        if kind != "head" and self._head_texts is not None:
-            self._head_texts.note_unasked()
-
-    def _doubt(self, model: DraftModel) -> None:
-        """Trust less in what is known of a model that a step does not ask."""
-        self._lessons.acceptance_of(model).forget()
-        self._growths[model].host_times.forget()
-
-    def _note_steps_without(self, last: DraftModel | None = None) -> None:
-        """Tell the growths that a step is not theirs, but for the one that grows last in it."""
-        for model, growth in self._last.items():
-            if model != last:
-                growth.note_plain_step()
+        return (yield from self._last[last].grow(growers[last], drafts, step))
 
     def propose_from_text(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
@@ -222,7 +209,7 @@ class TreeDrafter:
             )
             if not num_beside:  # no other sequence waits, and the first token comes with more
                 step = replace(step, longest_s=inf)
-        floor = least_chance([draft], step, spent_s=0.0)
+        floor = least_chance([draft], step)
         return select_nodes([draft], floor)[sequence.request_id]
 
     def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
@@ -287,8 +274,8 @@ class TreeDrafter:
             state = DraftState(
                 sequence=sequence,
                 token_map=self._token_map,
-                acceptance=AcceptanceEstimate(self._lessons.acceptance.value),
-                head_acceptance=AcceptanceEstimate(self._lessons.head_acceptance.value),
+                acceptance=replace(self._lessons.acceptance),
+                head_acceptance=replace(self._lessons.head_acceptance),
             )
             self._states[sequence.request_id] = state
         return state
@@ -320,6 +307,13 @@ class TreeDrafter:
             max_answer_depth=min(own_depth, num_ahead, nodes),
             needs_root=sequence.request.cascade is not None,
         )
+
+    def _catch_up_s(self, kind: StepKind, sequences: SequenceOf[Sequence]) -> float:
+        """Expected seconds until the small model has read these texts, if it is to draft."""
+        if kind != "small" or self._budget is None:
+            return 0.0
+        num_rows = sum(self._state(sequence).num_missing_tokens for sequence in sequences)
+        return self._budget.draft_pass_s(num_rows)
 
     # ---- which model drafts, and for which sequences --------------------------------------
 
@@ -378,10 +372,15 @@ class TreeDrafter:
         step = self._budgets.of_step(drafts, model, able) if able else None
         if step is None:
             return able
+        growth, is_probe = self._growths[model], self._choice.is_probe
+        gains = [
+            (draft.gain(growth.num_missing(draft), is_probe=is_probe), draft)
+            for draft in able
+            if draft.may_ask_model
+        ]
         max_depth = self._config.max_draft_depth
-        if (block := self._growths[model].block) is not None:
+        if (block := growth.block) is not None:
             max_depth = min(max_depth, block.num_depths)
-        gains = [(draft.gain, draft) for draft in able if draft.may_ask_model]
         gains.sort(key=lambda item: -item[0].gain(max_depth))
         number = step.num_worth_drafting([gain for gain, _ in gains], probs, max_depth)
         if 0 < number < len(able):  # the others only wait
@@ -395,6 +394,4 @@ class TreeDrafter:
                 draft.acceptance.forget()
             if model == "head" and self._head_texts is not None:
                 self._head_texts.note_asked(id(draft) in chosen)
-        if not chosen:
-            self._doubt(model)
         return [draft for draft in able if id(draft) in chosen or draft.needs_root]

@@ -8,7 +8,7 @@ counts for more than its tokens (cf. AdaServe, Li et al. 2025).
 """
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
@@ -25,10 +25,11 @@ _FEW = 2
 
 Floats = npt.NDArray[np.float64]
 
-_EMA_WEIGHT = 0.1
-_FIRST_ACCEPTANCE = 0.7
-# Where drafting does not pay, about one step in thirty tries it.
-_FORGETTING = 0.002
+_FIRST_WEIGHT, _LAST_WEIGHT = 1 / 3, 0.07
+_FORGETTING = 0.003
+FIRST_ACCEPTANCE = 0.7
+# What a model takes in before it can draft is spread over at most so many steps.
+_MOST_STEPS = 32
 
 
 class PassTimeEstimate(Protocol):
@@ -51,6 +52,10 @@ class DraftGain:
     """Expected tokens of the guesses that the tree holds already."""
     urgency: float = 1.0
     """The weight of a token."""
+    catch_up_rows: int = 1
+    """Tokens that the small model takes in before it can draft, the last one included."""
+    num_steps: int = _MOST_STEPS
+    """Steps that the sequence may still have, at most."""
 
     def gain(self, max_depth: int) -> float:
         """Tokens that a chain of this depth adds, weighted."""
@@ -59,9 +64,9 @@ class DraftGain:
         return self.urgency * (chain - MOST_BELIEVED * min(self.text_tokens, chain))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepBudget:
-    """One step's budget."""
+    """One step's budget, and how much of it drafts have spent."""
 
     target_pass_s: PassTimeEstimate
     draft_pass_s: PassTimeEstimate
@@ -73,16 +78,30 @@ class StepBudget:
     """Tokens, weighted by urgency, that the step yields without a guess."""
     longest_s: float
     """Bound on the seconds of a step that has guesses."""
-    level_host_s: float = 0.0
-    """Seconds of a level of drafts beside its pass."""
-    beside_s: float = 0.0
-    """Seconds of any step beside its levels and its large pass."""
+    step_host_s: float = 0.0
+    """Seconds of the host's work in any step."""
+    part_host_s: float = 0.0
+    """Seconds of the host's work for a level of drafts, and the same for the trees."""
     num_block_rows: int = 0
     """Rows of the one pass that guesses all depths of a sequence; 0 where every level is a pass."""
+    passes_s: float = 0.0
+    """Expected seconds of the draft passes so far."""
+    num_levels: int = 0
+    """Number of draft passes so far."""
+
+    @property
+    def spent_s(self) -> float:
+        """Expected seconds of the step so far, and of the host's work in any step."""
+        return self.step_host_s + self.passes_s + self.num_levels * self.part_host_s
+
+    def spend(self, num_rows: int) -> None:
+        """Count a draft pass with so many rows."""
+        self.passes_s += self.draft_pass_s(num_rows, self.context)
+        self.num_levels += 1
 
     def level_s(self, num_rows: int) -> float:
         """Expected seconds of a level of drafts with so many rows."""
-        return self.draft_pass_s(num_rows, self.context) + self.level_host_s
+        return self.draft_pass_s(num_rows, self.context) + self.part_host_s
 
     def num_worth_drafting(
         self, gains: SequenceOf["DraftGain"], text_probs: Floats, max_depth: int
@@ -92,14 +111,16 @@ class StepBudget:
         `text_probs`: path probabilities of all guesses that are there already, weighted by urgency,
         descending. Considers chains of every depth for the first 1, 2, 4, … sequences.
         """
-        num_text_nodes, text_tokens, text_s = self.num_nodes(text_probs, spent_s=0.0)
+        num_text_nodes, text_tokens, text_s = self.num_nodes(text_probs)
         if not gains or max_depth <= 0:
             return 0
         numbers = [1 << power for power in range((len(gains) - 1).bit_length())]
         numbers.append(len(gains))
         # [len(numbers), max_depth]: tokens of chains of each depth for so many sequences.
         added = self._added(gains, max_depth).cumsum(0)[[number - 1 for number in numbers]]
-        rates = self._best_rates(np.array(numbers), text_tokens + added, num_text_nodes)
+        rates = self._best_rates(
+            np.array(numbers), text_tokens + added, num_text_nodes, self._catch_up_s(gains, numbers)
+        )
         best = int(np.argmax(rates))
         return numbers[best] if rates[best] > text_tokens / text_s else 0
 
@@ -114,8 +135,24 @@ class StepBudget:
         added: Floats = weights * (chains - MOST_BELIEVED * np.minimum(believed, chains))
         return added
 
+    def _catch_up_s(self, gains: SequenceOf["DraftGain"], numbers: list[int]) -> Floats:
+        """Seconds a step of what the model takes in for so many sequences, [len(numbers), 1]."""
+        rows = np.array([gain.catch_up_rows for gain in gains])
+        num_steps = np.array([min(max(gain.num_steps, 1), _MOST_STEPS) for gain in gains])
+        lasts = [number - 1 for number in numbers]
+        totals, shares = rows.cumsum()[lasts], (rows / num_steps).cumsum()[lasts]
+        found = [
+            self.draft_pass_s(int(total), self.context) * share / total
+            for total, share in zip(totals, shares, strict=True)
+        ]
+        return np.array(found)[:, None]
+
     def _best_rates(
-        self, numbers: npt.NDArray[np.int64], gained: Floats, num_text_nodes: int
+        self,
+        numbers: npt.NDArray[np.int64],
+        gained: Floats,
+        num_text_nodes: int,
+        catch_up_s: Floats,
     ) -> Floats:
         """Tokens per second of the best depth of chains for so many sequences, [len(numbers)].
 
@@ -125,35 +162,47 @@ class StepBudget:
         num_nodes = np.maximum(numbers[:, None] * depths, num_text_nodes)
         target_s = self.target_pass_s.upto(self.num_rows + int(num_nodes[-1, -1]), self.context)
         if self.num_block_rows:  # one pass for all depths
-            draft_s = [[self.level_s(int(number) * self.num_block_rows)] for number in numbers]
-            step_s = self.beside_s + np.array(draft_s)
+            drafts_s = np.array([[self.level_s(int(n) * self.num_block_rows)] for n in numbers])
         else:
-            step_s = self.beside_s + depths * [[self.level_s(int(number))] for number in numbers]
-        step_s = step_s + target_s[self.num_rows + num_nodes]
+            drafts_s = depths * [[self.level_s(int(number))] for number in numbers]
+        step_s = drafts_s + target_s[self.num_rows + num_nodes]
+        step_s += self.spent_s + self.part_host_s + catch_up_s
         rates: Floats = np.where(step_s <= self.longest_s, gained / step_s, 0.0).max(1)
         return rates
 
     def is_worth_a_pass(
-        self, *, tokens_gained: float, num_rows: int, expected_tokens: float, step_s: float
+        self, path_probs: Floats, *, tokens_gained: float, num_rows: int, num_trees: int
     ) -> bool:
-        """True if one more draft pass raises the rate that is expected so far."""
-        pass_s = self.level_s(num_rows)
-        if step_s + pass_s > self.longest_s:
-            return False
-        return tokens_gained * step_s > expected_tokens * pass_s
+        """True if one more draft pass, for so many trees, raises the rate that is expected so far.
 
-    def num_nodes(self, path_probs: Floats, *, spent_s: float) -> tuple[int, float, float]:
+        `path_probs`: as for `num_nodes`. Each tree has one more node judged, or another in place of
+        one of the least likely.
+        """
+        num_nodes, expected_tokens, step_s = self.num_nodes(path_probs)
+        level_s, rows = self.level_s(num_rows), self.num_rows + num_nodes
+        target_s = self.target_pass_s.upto(rows + num_trees, self.context)
+        more_s = level_s + float(target_s[-1] - target_s[rows])
+        replaced = float(path_probs[max(num_nodes - num_trees, 0) : num_nodes].sum())
+        ways = [(tokens_gained, more_s)]
+        if num_nodes >= num_trees:
+            ways.append((tokens_gained - replaced, level_s))
+        return any(
+            step_s + seconds <= self.longest_s and tokens * step_s > expected_tokens * seconds
+            for tokens, seconds in ways
+        )
+
+    def num_nodes(self, path_probs: Floats) -> tuple[int, float, float]:
         """The best number of nodes: (nodes, expected tokens, step seconds).
 
         `path_probs`: of all candidates of all sequences, weighted by urgency, descending.
-        `spent_s`: draft time so far.
         """
         # This runs for every level of drafts: numpy's methods cost less than its functions.
         expected = np.zeros(len(path_probs) + 1)
         path_probs.cumsum(out=expected[1:])
         expected += self.base_tokens
         target_s = self.target_pass_s.upto(self.num_rows + len(path_probs), self.context)
-        step_s = target_s[self.num_rows :] + (self.beside_s + spent_s)
+        step_s = target_s[self.num_rows :] + (self.spent_s + self.part_host_s)
+        step_s[0] -= self.part_host_s
         rates = expected / step_s
         plain_rate = rates[0]
         np.putmask(rates, step_s > self.longest_s, 0.0)
@@ -192,8 +241,8 @@ class TreeBudget:
         base_tokens: float,
         num_prompt_rows: int = 0,
         most_stretch: float = inf,
-        level_host_s: float = 0.0,
-        beside_s: float = 0.0,
+        step_host_s: float = 0.0,
+        part_host_s: float = 0.0,
         num_block_rows: int = 0,
     ) -> StepBudget:
         """The budget of one step that `model` drafts in; see `StepBudget`.
@@ -201,11 +250,11 @@ class TreeBudget:
         `num_sequences`: that decode together, beside prompts with `num_prompt_rows` rows.
         `most_stretch`: how many plain steps it may last for the sake of each one's own pace.
         """
-        plain_s = beside_s + self.target_pass_s(num_sequences, context)
+        plain_s = step_host_s + self.target_pass_s(num_sequences, context)
         longest_s, prompts_s = self.max_stretch * plain_s, 0.0
         if num_prompt_rows:  # a step that is long already is no place for a pause that is not seen
             num_rows = num_sequences + num_prompt_rows
-            prompts_s = beside_s + self.target_pass_s(num_rows, context) - plain_s
+            prompts_s = step_host_s + self.target_pass_s(num_rows, context) - plain_s
         else:
             is_company = num_sequences > _FEW
             longest_s = max(longest_s, self.unseen_in_company_s if is_company else self.unseen_s)
@@ -215,8 +264,8 @@ class TreeBudget:
             num_rows=num_sequences + num_prompt_rows,
             context=context,
             base_tokens=base_tokens,
-            level_host_s=level_host_s,
-            beside_s=beside_s,
+            step_host_s=step_host_s,
+            part_host_s=part_host_s,
             num_block_rows=num_block_rows,
             longest_s=min(longest_s, most_stretch * plain_s) + prompts_s,
         )
@@ -226,12 +275,15 @@ class TreeBudget:
 class AcceptanceEstimate:
     """A running mean of how often the likeliest guess below the root is right."""
 
-    value: float = field(default=_FIRST_ACCEPTANCE)
+    value: float = FIRST_ACCEPTANCE
+    weight: float = _FIRST_WEIGHT
+    """Of the next verdict: nothing is known at first."""
 
     def observe(self, was_right: bool) -> None:
         """Learn from one verdict."""
-        self.value += _EMA_WEIGHT * (float(was_right) - self.value)
+        self.value += self.weight * (float(was_right) - self.value)
+        self.weight = max(self.weight / (1.0 + self.weight), _LAST_WEIGHT)
 
     def forget(self) -> None:
         """A step without drafts teaches nothing: doubt the estimate, so that they are tried."""
-        self.value += _FORGETTING * (_FIRST_ACCEPTANCE - self.value)
+        self.value += _FORGETTING * (FIRST_ACCEPTANCE - self.value)

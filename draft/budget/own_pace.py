@@ -40,9 +40,14 @@ class OwnPace:
             if stretch is not None and request_id in num_tokens:
                 gained = sequence.num_output_tokens - num_tokens[request_id]
                 account += (1.0 + _SLOWER) * gained - stretch
-            kept[request_id] = min(account, _MOST)
+            kept[request_id] = min(max(account, -_FIRST), _MOST)
         self._accounts = kept
         self._num_tokens = {each.request_id: each.num_output_tokens for each in sequences}
+
+    @property
+    def has_debt(self) -> bool:
+        """True if a request has waited for more than its tokens pay: the step is to be plain."""
+        return min(self._accounts.values(), default=0.0) < 0.0
 
     def most_stretch(self, expected: Iterable[tuple[Sequence, float]]) -> float:
         """Return how many plain steps the next one may last.

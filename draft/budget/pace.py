@@ -1,6 +1,7 @@
 """Tokens and seconds of recent steps of one kind, by the clock."""
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import Final
 
 # A step that took longer than so many usual ones was held up by something else. It counts as so
@@ -14,6 +15,8 @@ class Pace:
 
     kept: float
     tokens: float = 0.0
+    squares: float = 0.0
+    """The sum of the squares of each step's tokens."""
     seconds: float = 0.0
     steps: float = 0.0
 
@@ -27,17 +30,33 @@ class Pace:
         """Tokens of a step."""
         return self.tokens / self.steps
 
+    @property
+    def least_step_tokens(self) -> float:
+        """Tokens of a step at least: a standard error below their mean."""
+        mean = self.step_tokens
+        variance = max(self.squares / self.steps - mean * mean, 0.0)
+        return max(mean - sqrt(variance / self.steps), mean / 2)
+
     def add(self, tokens: float, seconds: float) -> None:
         """Learn from a step."""
         if self.steps >= 1:
             seconds = min(seconds, _LONGEST * self.step_s)
         self.fade(self.kept)
         self.tokens += tokens
+        self.squares += tokens * tokens
         self.seconds += seconds
         self.steps += 1
+
+    def join(self, other: "Pace") -> None:
+        """Count the steps of another one as well."""
+        self.tokens += other.tokens
+        self.squares += other.squares
+        self.seconds += other.seconds
+        self.steps += other.steps
 
     def fade(self, kept: float) -> None:
         """Let the steps so far count for less."""
         self.tokens *= kept
+        self.squares *= kept
         self.seconds *= kept
         self.steps *= kept

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from outrider.draft.budget.budget import StepBudget
 from outrider.draft.config import DraftConfig
-from outrider.draft.device.device_clock import LevelClock, StepClock, mark_maker
 from outrider.draft.device.device_trees import DeviceCalibration, DeviceTrees, init_trees_on_device
 from outrider.draft.device.draft_levels import level_config
 from outrider.draft.draft_state import Draft
@@ -47,14 +46,11 @@ class DeviceGrowth:
         host: HostGrowth,
         config: DraftConfig,
         lessons: Lessons,
-        clock: Callable[[], float],
         source: DraftModel = "small",
     ) -> None:
         self._source: DraftModel = source
         runner = self._runner = model.runner
         self._target = target
-        self._levels = LevelClock(host.host_times, mark_maker(runner.device, clock))
-        self._steps = StepClock(clock)
         self._model = model
         self._host = host
         self._config = config
@@ -70,46 +66,24 @@ class DeviceGrowth:
         )
 
     def grow(
-        self,
-        growers: SequenceOf[Draft],
-        drafts: SequenceOf[Draft],
-        step: StepBudget | None,
-        spent_s: float = 0.0,
+        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
     ) -> Proposal:
         """Grow plain sequences' trees on the device, the others on the host; see `Growth`."""
-        self._steps.begin([draft.sequence.request_id for draft in drafts])
-        trees, spent_s = yield from self._run_passes(growers, drafts, step, spent_s)
-        chosen = self._choose_nodes(trees, drafts, step, spent_s)
-        self._levels.end()
-        if step is not None:
-            num_nodes = sum(tree.num_draft_nodes for tree in chosen.host.values())
-            if (forest := chosen.forest) is not None:
-                num_nodes += forest.total_rows - forest.num_trees
-            num_rows = step.num_rows + num_nodes
-            self._steps.expect(spent_s + step.target_pass_s(num_rows, step.context))
-        return chosen
-
-    def beside_s(self, num_sequences: int) -> float:
-        """Return the seconds of a step beside its levels and its large pass; see `Growth`."""
-        return self._steps.times(num_sequences)
-
-    def note_plain_step(self) -> None:
-        """A step has no guesses; see `Growth`."""
-        self._steps.break_off()
+        trees = yield from self._run_passes(growers, drafts, step)
+        return self._choose_nodes(trees, drafts, step)
 
     def _choose_nodes(
         self,
         trees: DeviceTrees | None,
         drafts: SequenceOf[Draft],
         step: StepBudget | None,
-        spent_s: float,
     ) -> Trees:
         """Choose the likeliest nodes of all trees, here and on the device."""
         if trees is None:
-            return Trees(host=select_nodes(drafts, least_chance(drafts, step, spent_s=spent_s)))
+            return Trees(host=select_nodes(drafts, least_chance(drafts, step)))
         grown = {id(draft) for draft in trees.drafts}
         drafts = [draft for draft in drafts if id(draft) not in grown]
-        num_nodes, floor = share_nodes(trees.growers, weighted_probs(drafts), step, spent_s=spent_s)
+        num_nodes, floor = share_nodes(trees.growers, weighted_probs(drafts), step)
         caps = [min(grower.max_nodes, num_nodes) for grower in trees.growers]
         caps = reserve_trees(self._target, [draft.sequence for draft in trees.drafts], caps)
         forest = trees.forest(
@@ -124,14 +98,9 @@ class DeviceGrowth:
         return kind(trees, runner=self._runner, lessons=self._lessons, forecast=self._forecast)
 
     def _run_passes(
-        self,
-        growers: SequenceOf[Draft],
-        drafts: SequenceOf[Draft],
-        step: StepBudget | None,
-        spent_s: float,
-    ) -> Generator[DraftPass, DraftLogits, tuple[DeviceTrees | None, float]]:
-        """Run draft passes; return the trees on the device and the passes' expected seconds."""
-        self._levels.poll()
+        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+    ) -> Generator[DraftPass, DraftLogits, DeviceTrees | None]:
+        """Run draft passes; return the trees on the device."""
         trees: DeviceTrees | None = None
         slices = self._model.catch_up_slices(growers)
         # A chunk of a text that does not reach its root yet is the host's affair.
@@ -146,10 +115,7 @@ class DeviceGrowth:
             if grows and trees is not None:
                 wanted = _with_level(wanted, trees)
             if step is not None:
-                num_rows = sum(wanted.num_rows_each())
-                spent_s += step.level_s(num_rows)
-                pass_s = step.draft_pass_s(num_rows, step.context)
-                self._levels.begin_level(num_trees=len(wanted.owners), pass_s=pass_s)
+                step.spend(sum(wanted.num_rows_each()))
             logits = yield wanted
             num_host_rows = sum(piece.num_logit_rows for _, piece in slices)
             hidden = logits.hidden
@@ -158,13 +124,13 @@ class DeviceGrowth:
                 self._model.receive(slices, logits.of_slices[:num_host_rows], own)
             if roots:
                 own = None if hidden is None else hidden[num_host_rows:]
-                trees = self._begin(roots, logits.of_slices[num_host_rows:], own, step, spent_s)
+                trees = self._begin(roots, logits.of_slices[num_host_rows:], own, step)
                 roots = []
             elif grows and trees is not None and logits.of_device_rows is not None:
                 trees.receive(logits.of_device_rows, logits.hidden_of_device_rows)
-            slices = self._model.next_slices(self._host.next_level(growers, drafts, step, spent_s))
+            slices = self._model.next_slices(self._host.next_level(growers, drafts, step))
             grows = trees is not None and trees.next_level()
-        return trees, spent_s
+        return trees
 
     def _begin(
         self,
@@ -172,7 +138,6 @@ class DeviceGrowth:
         logits: Tensor,
         hidden: Tensor | None,
         step: StepBudget | None,
-        spent_s: float,
     ) -> DeviceTrees | None:
         """Begin the trees whose roots were computed, if any; `logits`: [num_rows, vocab_size].
 
@@ -201,7 +166,7 @@ class DeviceGrowth:
             vocab_size=self._vocab_size,
             config=config,
             table=self._calibration.table(self._source),
-            num_levels=self._num_levels(growers, step, spent_s),
+            num_levels=self._num_levels(growers, step),
             levels=self._runner.levels_for(self._level_config),
         )
         if (block := self._model.block) is not None:
@@ -215,7 +180,7 @@ class DeviceGrowth:
         trees.expand_roots(logits, hidden)
         return trees
 
-    def _num_levels(self, growers: list[Grower], step: StepBudget | None, spent_s: float) -> int:
+    def _num_levels(self, growers: list[Grower], step: StepBudget | None) -> int:
         """Count the levels behind the roots' that are worth their time."""
         config, block = self._config, self._model.block
         if block is not None:  # they take next to none
@@ -224,7 +189,6 @@ class DeviceGrowth:
             growers,
             step,
             width=config.max_frontier,
-            spent_s=spent_s,
             min_gain=config.min_path_prob,
         )
 

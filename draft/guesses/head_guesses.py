@@ -73,6 +73,10 @@ class HeadGuesses(ModelGuesses):
         """Give back the slots of a tree that was judged."""
         self._texts.drop_tree(draft.sequence)
 
+    def num_missing(self, draft: Draft) -> int:
+        """Count the accepted tokens that a draft's first pass takes in."""
+        return self._text(draft).num_ready
+
     def draft_pass(self, slices: Slices) -> DraftPass:
         """The pass of these slices, some of those made last, in any order."""
         features = [self._features[id(piece)] for _, piece in slices]

@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from torch import Tensor
 
 from outrider.draft.config import DraftConfig
-from outrider.draft.draft_state import Draft
+from outrider.draft.draft_state import Draft, DraftState
 from outrider.draft.heads.protocol import BlockLayout
 from outrider.draft.text.token_map import TokenMap
 from outrider.draft.trees.tree_batch import DraftTree, frontier_slices, grow_rows
@@ -73,6 +73,18 @@ class ModelGuesses:
     def drop_tree(self, draft: Draft) -> None:
         """Give back the slots of a tree that was judged, where nothing of it is kept."""
 
+    def num_missing(self, draft: Draft) -> int:
+        """Count the tokens that a draft's first pass takes in; opens its view."""
+        return self._open(draft).num_missing_tokens
+
+    def _open(self, draft: Draft) -> DraftState:
+        """Return the draft's state, with a view that holds what the prefix cache knows."""
+        state = draft.state
+        if state.view is None:
+            state.view = self._runner.new_view(draft.sequence.request.cache_salt)
+            state.view.match_prefix(state.draft_ids())
+        return state
+
     def draft_pass(self, slices: Slices) -> DraftPass:
         """The pass of these slices."""
         return DraftPass(
@@ -88,10 +100,8 @@ class ModelGuesses:
         slices = []
         budget = self._config.max_catch_up_tokens
         for draft in growers:
-            state = draft.state
-            if state.view is None:
-                state.view = self._runner.new_view(draft.sequence.request.cache_salt)
-                state.view.match_prefix(state.draft_ids())
+            state = self._open(draft)
+            assert state.view is not None
             state.rewind()
             draft.tree.max_depth = min(draft.tree.max_depth, self.num_positions(draft))
             num_tokens = min(state.num_missing_tokens, max(budget, 1))

@@ -42,11 +42,12 @@ def step_of(*, row: float = 0.0, draft: float = 0.1, longest_s: float = np.inf) 
         context=100.0,
         base_tokens=2.0,
         longest_s=longest_s,
+        passes_s=0.1,
     )
 
 
 def levels(growers: list[Grower], step: StepBudget | None, **options: Any) -> int:
-    settings: dict[str, Any] = {"width": 4, "spent_s": 0.1, "min_gain": 0.1} | options
+    settings: dict[str, Any] = {"width": 4, "min_gain": 0.1} | options
     return num_levels(growers, step, **settings)
 
 
@@ -67,15 +68,15 @@ def test_levels_are_made_while_they_pay() -> None:
 
 def test_nodes_are_shared_between_trees_here_and_there() -> None:
     growers = [grower(0.9, 0.5, 0.1), grower(0.6, 0.4, urgency=2.0), grower(0.3, max_nodes=1)]
-    everything, floor = share_nodes(growers, np.array([0.7]), None, spent_s=0.1)
+    everything, floor = share_nodes(growers, np.array([0.7]), None)
     assert (everything, floor) == (8 + 8 + 1, 0.0)
     # Rows cost nothing: all guesses that may come true are judged.
-    number, _ = share_nodes(growers, np.array([0.7]), step_of(), spent_s=0.1)
+    number, _ = share_nodes(growers, np.array([0.7]), step_of())
     assert number >= 6
     # 5.85 tokens in 4.1 s with four guesses; the fifth, of 0.7, would bring them to 6.55 in 4.6 s.
-    number, floor = share_nodes(growers, np.array([0.95, 0.7]), step_of(row=0.5), spent_s=0.1)
+    number, floor = share_nodes(growers, np.array([0.95, 0.7]), step_of(row=0.5))
     assert (number, floor) == (3, pytest.approx(0.8))
     # Where nothing pays, what was drafted has at least its best guess judged.
     cliff = replace(step_of(), target_pass_s=FixedTimes(lambda rows: 1.0 if rows <= 2 else 99.0))
-    number, floor = share_nodes(growers, np.array([0.7]), cliff, spent_s=0.1)
+    number, floor = share_nodes(growers, np.array([0.7]), cliff)
     assert (number, floor) == (3, np.inf)

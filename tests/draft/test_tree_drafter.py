@@ -356,10 +356,13 @@ def test_a_request_that_waited_enough_for_the_guesses_of_others_gets_plain_steps
     )
     large_work = LargeWork(streams=[other])
     assert next(drafter.propose([first], large_work=large_work)).slices
+    choice, budgets = drafter._choice, drafter._budgets
     for sequence in (first, other, first):  # the last token of `first` came from its guesses
-        drafter._budgets.begin_step([first], large_work, 1.5 if sequence is other else None)
+        choice.stretch = 1.5 if sequence is other else None
+        budgets.begin_step([first], large_work)
         sequence.token_ids.append(6)
-    drafter._budgets.begin_step([first], large_work, 1.5)
+    choice.stretch = 1.5
+    budgets.begin_step([first], large_work)
     with pytest.raises(StopIteration):
         next(drafter.propose([first], large_work=large_work))
 

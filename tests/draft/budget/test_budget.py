@@ -56,7 +56,8 @@ def test_no_size_gives_more_tokens_per_second(
     step = step_budget(
         target, staircase(1, 0.1, 0.0), num_sequences=num_sequences, base_tokens=base
     )
-    nodes, expected, step_s = step.num_nodes(np.array(probs), spent_s=spent_s)
+    step.passes_s = spent_s
+    nodes, expected, step_s = step.num_nodes(np.array(probs))
     rates = [
         (base + gained) / (spent_s + target(num_sequences + number))
         for number, gained in enumerate(accumulate(probs, initial=0.0))
@@ -73,7 +74,7 @@ def test_free_rows_are_filled_and_dear_ones_are_not() -> None:
     draft = FixedTimes(lambda rows: 0.1)
 
     def num_nodes(target: FixedTimes) -> int:
-        return step_budget(target, draft, num_sequences=1).num_nodes(probs, spent_s=0.0)[0]
+        return step_budget(target, draft, num_sequences=1).num_nodes(probs)[0]
 
     assert num_nodes(FixedTimes(lambda rows: 1.0)) == 40
     assert num_nodes(FixedTimes(lambda rows: float(rows))) == 0
@@ -134,14 +135,16 @@ def test_an_expensive_drafter_drafts_for_no_sequence() -> None:
 def test_a_pass_is_worth_it_when_the_rate_rises(
     gained: float, expected: float, step_s: float, pass_s: float
 ) -> None:
+    """Its own time, and that of one more row to judge."""
     step = step_budget(
-        FixedTimes(lambda rows: 1.0), FixedTimes(lambda rows: pass_s), num_sequences=1
+        FixedTimes(lambda rows: step_s + 0.1 * (rows - 1)),
+        FixedTimes(lambda rows: pass_s),
+        num_sequences=1,
+        base_tokens=expected,
     )
-    before, after = expected / step_s, (expected + gained) / (step_s + pass_s)
+    before, after = expected / step_s, (expected + gained) / (step_s + pass_s + 0.1)
     if not math.isclose(before, after, rel_tol=1e-9):
-        worth_it = step.is_worth_a_pass(
-            tokens_gained=gained, num_rows=1, expected_tokens=expected, step_s=step_s
-        )
+        worth_it = step.is_worth_a_pass(np.empty(0), tokens_gained=gained, num_rows=1, num_trees=1)
         assert worth_it == (after > before)
 
 
@@ -161,16 +164,51 @@ def test_a_step_with_guesses_does_not_keep_a_stream_waiting() -> None:
     free = step_budget(target, draft, num_sequences=1)
     bound = step_budget(target, draft, num_sequences=1, max_stretch=1.5)
     probs = np.full(30, 0.99)
-    assert free.num_nodes(probs, spent_s=0.1)[0] == 30
-    assert bound.num_nodes(probs, spent_s=0.1)[0] == 4  # 0.1 s is spent, four rows take 0.4 s
-    assert bound.num_nodes(probs, spent_s=0.9)[0] == 0
-    worth = {"tokens_gained": 1.0, "num_rows": 1, "expected_tokens": 2.0}
-    assert bound.is_worth_a_pass(step_s=1.48, **worth)
-    assert not bound.is_worth_a_pass(step_s=1.495, **worth)
+    assert free.num_nodes(probs)[0] == 30
     assert num_worth(bound, [0.99], 16) == 1
+    bound.passes_s = 0.1
+    assert bound.num_nodes(probs)[0] == 4  # 0.1 s is spent, four rows take 0.4 s
+    worth = {"tokens_gained": 1.0, "num_rows": 1, "num_trees": 1}
+    assert bound.is_worth_a_pass(probs[:2], **worth)
+    assert not bound.is_worth_a_pass(probs[:4], **worth)
+    bound.passes_s = 0.9
+    assert bound.num_nodes(probs)[0] == 0
     slow = FixedTimes(lambda rows: 1.0)
     step = step_budget(target, slow, num_sequences=1, max_stretch=1.5)
     assert num_worth(step, [0.99], 16) == 0
+
+
+def test_a_pass_behind_which_rows_are_dear_is_not_made() -> None:
+    """The draft itself takes next to nothing."""
+
+    def is_worth(row_s: float) -> bool:
+        target = FixedTimes(lambda rows: 1.0 + row_s * (rows - 1))
+        step = step_budget(target, FixedTimes(lambda rows: 0.001), num_sequences=1)
+        return step.is_worth_a_pass(np.empty(0), tokens_gained=0.5, num_rows=1, num_trees=1)
+
+    assert is_worth(0.3)
+    assert not is_worth(0.6)
+
+
+def test_a_long_text_to_catch_up_with_is_worth_it_for_a_long_answer() -> None:
+    step = step_budget(
+        FixedTimes(lambda rows: 1.0), FixedTimes(lambda rows: 0.02 * rows), num_sequences=1
+    )
+
+    def num_worth_reading(num_rows: int, num_steps: int) -> int:
+        gain = DraftGain(acceptance=0.7, catch_up_rows=num_rows, num_steps=num_steps)
+        return step.num_worth_drafting([gain], np.empty(0), 4)
+
+    assert num_worth_reading(2, 4) == 1
+    assert num_worth_reading(200, 64) == 1
+    assert num_worth_reading(500, 4) == 0
+
+
+def test_trees_are_built_for_a_gain_that_pays_the_hosts_work() -> None:
+    step = step_budget(FixedTimes(lambda rows: 1.0), FixedTimes(lambda rows: 0.1), num_sequences=1)
+    dear = replace(step, part_host_s=0.6)
+    assert step.num_nodes(np.array([0.5]))[0] == 1
+    assert dear.num_nodes(np.array([0.5])) == (0, 1.0, 1.0)
 
 
 def test_text_that_says_it_already_leaves_the_model_less_to_add() -> None:
