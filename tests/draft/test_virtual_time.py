@@ -1,0 +1,145 @@
+"""What the budget decides as machines and models change, in virtual time of recorded machines."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.draft.virtual_machine import (
+    AVX2,
+    AVX512,
+    H100,
+    SMALL_AVX2,
+    Processor,
+    VirtualMachine,
+)
+
+PROCESSORS = {"avx2": AVX2, "avx512": AVX512, "small-avx2": SMALL_AVX2, "h100": H100}
+
+
+def by_processor(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test on these machines."""
+    processors = [PROCESSORS[name] for name in names]
+    return pytest.mark.parametrize("processor", processors, ids=names)
+
+
+def plain_rate(
+    processor: Processor, seconds: float, *, slowness: float = 1.0, **options: Any
+) -> float:
+    """Return the tokens a second of an engine without a drafter."""
+    machine = VirtualMachine(processor, agreement=0.0, speculates=False)
+    machine.slowness = slowness
+    return machine.run(seconds, **options)
+
+
+@pytest.mark.slow
+@by_processor(*PROCESSORS)
+def test_guesses_that_are_never_right_cost_a_hundredth_at_most(processor: Processor) -> None:
+    """From the first request on."""
+    seconds = 2000 * processor.large_s[0]
+    machine = VirtualMachine(processor, agreement=0.0, sources=("model", "suffix"))
+    assert machine.run(seconds) >= 0.99 * plain_rate(processor, seconds)
+
+
+@pytest.mark.slow
+@by_processor("avx512", "small-avx2")
+def test_where_guesses_do_not_pay_hardly_a_step_has_any(processor: Processor) -> None:
+    """No draft pass, no tree."""
+    machine = VirtualMachine(processor, agreement=0.0, sources=("model", "suffix"))
+    machine.run(600 * processor.large_s[0])
+    num_tokens, num_trees = machine.num_tokens, machine.num_trees
+    num_passes = machine.num_draft_passes
+    machine.run(1000 * processor.large_s[0])
+    num_steps = machine.num_tokens - num_tokens
+    assert machine.num_trees - num_trees < 0.1 * num_steps
+    assert machine.num_draft_passes - num_passes < 0.05 * num_steps
+
+
+@pytest.mark.slow
+@by_processor(*PROCESSORS)
+def test_guesses_that_are_mostly_right_pay(processor: Processor) -> None:
+    seconds = 500 * processor.large_s[0]
+    machine = VirtualMachine(processor, agreement=0.8)
+    assert machine.run(seconds) >= 1.25 * plain_rate(processor, seconds)
+
+
+@pytest.mark.slow
+@by_processor("avx2", "avx512")
+def test_guesses_that_begin_to_fail_are_left_within_two_seconds(processor: Processor) -> None:
+    machine = VirtualMachine(processor, agreement=1.0)
+    machine.run(400 * processor.large_s[0])
+    machine.agreement = 0.0
+    machine.run(2.0)
+    assert machine.run(10.0) >= 0.95 * plain_rate(processor, 10.0)
+
+
+@pytest.mark.slow
+@by_processor("avx2", "avx512")
+@pytest.mark.parametrize("agreement", [0.0, 0.8])
+def test_half_the_cores_taken_away_change_no_decision_for_long(
+    processor: Processor, agreement: float
+) -> None:
+    """Steps take twice as long within a minute, and then as before."""
+    machine = VirtualMachine(processor, agreement=agreement)
+    machine.run(300 * processor.large_s[0])
+    before = machine.run(200 * processor.large_s[0])
+    for number in range(10):
+        machine.slowness = 1.0 + 0.1 * number
+        machine.run(20 * processor.large_s[0])
+    machine.slowness = 2.0
+    machine.run(2.0)
+    assert machine.run(10.0) >= 0.9 * before / 2.0
+    machine.slowness = 1.0
+    machine.run(2.0)
+    assert machine.run(10.0) >= 0.9 * before
+
+
+@pytest.mark.slow
+@by_processor("avx2", "avx512")
+def test_a_laptop_that_throttles_at_once_is_followed(processor: Processor) -> None:
+    machine = VirtualMachine(processor, agreement=0.8)
+    machine.run(300 * processor.large_s[0])
+    before = machine.run(200 * processor.large_s[0])
+    machine.slowness = 3.0
+    machine.run(2.0)
+    assert machine.run(10.0) >= 0.85 * before / 3.0
+
+
+@pytest.mark.slow
+@by_processor("avx512")
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+def test_a_clock_that_jumps_changes_little(processor: Processor, jump_s: float) -> None:
+    machine = VirtualMachine(processor, agreement=0.8)
+    machine.run(400 * processor.large_s[0])
+    before = machine.run(200 * processor.large_s[0])
+    machine.lag_s = jump_s
+    machine.run(2.0)
+    assert machine.run(200 * processor.large_s[0]) >= 0.9 * before
+
+
+@pytest.mark.slow
+@by_processor("avx512")
+def test_clients_that_come_and_go_at_once_lose_nothing(processor: Processor) -> None:
+    """64 of them with short answers, then nobody, then one: beside plain decoding of the same."""
+    rates = []
+    for speculates in (True, False):
+        machine = VirtualMachine(processor, agreement=0.3, speculates=speculates)
+        for _ in range(3):
+            machine.run(3.0, num_streams=64, max_tokens=30)
+            machine.drain()
+            machine.run(2.0)
+            machine.drain()
+        rates.append(machine.num_tokens / machine.now_s)
+    assert rates[0] >= 0.98 * rates[1]
+
+
+@pytest.mark.slow
+@by_processor("avx512")
+def test_guesses_saved_three_times_too_slow_are_tried_in_the_end(processor: Processor) -> None:
+    """Saved as of a quiet machine, and alone their start can tell."""
+    machine = VirtualMachine(
+        processor, agreement=0.8, believed=lambda rows: 3.0 if rows > 1 else 1.0
+    )
+    machine.run(1200 * processor.large_s[0])
+    seconds = 400 * processor.large_s[0]
+    assert machine.run(seconds) >= 1.5 * plain_rate(processor, seconds)
