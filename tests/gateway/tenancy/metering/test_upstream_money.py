@@ -372,7 +372,9 @@ def test_an_answer_that_a_fault_of_ours_ends_is_paid_where_a_server_wrote_it(
         with monkeypatch.context() as patch:
             patch.setattr(place, name, fail)
             try:
-                broken = made.world.chat(model="cloud", stream=stream)
+                # Such a fault ends the connection, which no other request may be sent on meanwhile.
+                once = {"connection": "close"}
+                broken = made.world.chat(model="cloud", stream=stream, headers=once)
             except httpx.RemoteProtocolError:
                 broken = None
         (row,) = made.rows(1)
