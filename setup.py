@@ -59,7 +59,9 @@ class BuildSideBySide(build_ext):
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("// Nothing.\n", encoding="utf-8")
         try:
-            self.compiler.compile([str(probe)], extra_postargs=list(flags))
+            self.compiler.compile(
+                [str(probe)], output_dir=self.build_temp, extra_postargs=list(flags)
+            )
         except CompileError:
             return False
         return True

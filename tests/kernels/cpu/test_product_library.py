@@ -30,6 +30,8 @@ def test_the_installation_has_built_a_library() -> None:
 def test_the_ordinary_build_makes_a_library_that_loads(tmp_path: Path) -> None:
     result = build(tmp_path, {})
     assert result.returncode == 0, result.stderr
+    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert folders == {"kernels", "build"}
     support = product_support(tmp_path / "kernels" / "cpu")
     assert support.library is not None, support.detail
     assert support.instruction_set is not InstructionSet.NONE
