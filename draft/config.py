@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from outrider.engine.request import SpeculationParams
 from outrider.kernels.tree_bounds import MAX_TREE_NODES
 from outrider.verifier.params import SOURCES, Source
 
@@ -27,6 +28,11 @@ class DraftConfig:
     together."""
     sources: tuple[Source, ...] = SOURCES
     """The sources that may guess."""
+
+    def sources_of(self, own: SpeculationParams) -> frozenset[Source]:
+        """Return the sources that a request allows as well."""
+        allowed = frozenset(self.sources)
+        return allowed if own.sources is None else allowed & frozenset(own.sources)
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""

@@ -42,7 +42,6 @@ from outrider.engine.protocols import (
 from outrider.engine.sequences.sequence import Sequence
 from outrider.kernels.tree_bounds import MAX_TREE_NODES
 from outrider.verifier.own_failure import OwnFailure
-from outrider.verifier.params import Source
 from outrider.verifier.token_tree import TokenTree
 from outrider.verifier.verdict import Verdict
 
@@ -148,17 +147,23 @@ class TreeDrafter:
     ) -> Proposal:
         """Draft one tree for each sequence; see `outrider.engine.protocols.Drafter`."""
         offered = self._offered(sequences)
+        plain_s = self._budgets.plain_step_s(sequences, large_work)
         kind = self._choice.choose(
             sequences,
             offered,
-            plain_s=self._budgets.plain_step_s(sequences, large_work),
+            plain_s=plain_s,
             has_prompts=large_work.num_prompts > 0,
             begin_s=lambda kind: self._catch_up_s(kind, sequences),
         )
         self._budgets.begin_step(sequences, large_work)
         if kind != "head" and self._head_texts is not None:
             self._head_texts.note_unasked()
-        if kind == "plain" or ("plain" in offered and self._budgets.is_plain_due):
+        is_plain_due = "plain" in offered and self._budgets.is_plain_due
+        may_be_sure = kind == "plain" and "text" in offered and not is_plain_due
+        if may_be_sure and self._free.is_sure(sequences, plain_s):
+            kind = "text"
+            self._choice.guess_after_all()
+        if kind == "plain" or is_plain_due:
             self._budgets.end_plain_step(sequences)
             return Trees(host={})
         trees = yield from self._grow(sequences, kind)
@@ -301,7 +306,7 @@ class TreeDrafter:
         return Draft(
             state=state,
             tree=state.tree,
-            sources=self._sources(sequence),
+            sources=self._config.sources_of(sequence.request.speculation),
             urgency=urgency_of(sequence, self._clock()),
             max_text_depth=min(config.max_text_depth, own_depth, num_ahead, nodes),
             max_answer_depth=min(own_depth, num_ahead, nodes),
@@ -323,17 +328,15 @@ class TreeDrafter:
         kinds: list[StepKind] = []
         if texts is not None and any(texts.can_draft(sequence) for sequence in own):
             kinds.append("head")
-        if self._runner is not None and any("model" in self._sources(each) for each in own):
+        if self._runner is not None and any(
+            "model" in self._config.sources_of(each.request.speculation) for each in own
+        ):
             kinds.append("small")
         if self._budget is None:  # always the largest trees
             return kinds or ["text"]
+        if not any(s.cascade or s.request.speculation.may_guess for s in sequences):
+            return ["plain"]
         return [*kinds, "text", "plain"] if len(own) == len(sequences) else [*kinds, "text"]
-
-    def _sources(self, sequence: Sequence) -> frozenset[Source]:
-        """The sources of guesses that the config and the request allow."""
-        own = sequence.request.speculation.sources
-        allowed = frozenset(self._config.sources)
-        return allowed if own is None else allowed & frozenset(own)
 
     def _choose_growers(
         self, drafts: SequenceOf[Draft], kind: StepKind, probs: Floats

@@ -35,6 +35,11 @@ class SpeculationParams:
     """The time between two tokens that this request asks for. One that is behind gets more of a
     step's nodes."""
 
+    @property
+    def may_guess(self) -> bool:
+        """True unless the request wants no guess at all."""
+        return self.enabled and self.max_draft_nodes != 0 and self.sources != ()
+
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
         for name in ("max_draft_nodes", "max_draft_depth"):

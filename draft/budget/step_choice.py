@@ -267,6 +267,10 @@ class StepChoice:
         self._num_tokens, self._num_steps = _counts(sequences)
         return kind
 
+    def guess_after_all(self) -> None:
+        """Note that the step has guesses of text though it was to have none; it counts for none."""
+        self._kind, self._num_in_row = "text", 0
+
     def _learn(self, seconds: float, sequences: SequenceOf[Sequence]) -> None:
         """Learn from what ends now, if it is one step, and of decodes alone.
 

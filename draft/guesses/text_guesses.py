@@ -6,6 +6,7 @@ from typing import Final
 from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft
 from outrider.draft.text.text_sources import TextSources
+from outrider.engine.sequences.sequence import Sequence
 from outrider.verifier.own_failure import OwnFailure
 from outrider.verifier.token_tree import SOURCE_BIT
 
@@ -13,6 +14,9 @@ from outrider.verifier.token_tree import SOURCE_BIT
 _FORCED: Final = 1.0
 # A guess that the text hardly gets to is not worth a look at the grammar behind it.
 _WORTH_FORCING: Final = 0.1
+# Seconds of a look for text that surely repeats, and the share of a step that looks may take.
+_LOOK_S: Final = 1e-5
+_MOST_LOOKING: Final = 0.005
 
 
 class TextGuesses:
@@ -21,6 +25,20 @@ class TextGuesses:
     def __init__(self, text: TextSources, config: DraftConfig) -> None:
         self._text = text
         self._config = config
+
+    def is_sure(self, sequences: SequenceOf[Sequence], step_s: float) -> bool:
+        """True if it is hardly chance how one of the texts goes on.
+
+        Text comes in bursts: what is tried of it now and then says little of what repeats now.
+        False where looking would take too much of a step, which takes `step_s`.
+        """
+        if len(sequences) * _LOOK_S > _MOST_LOOKING * step_s:
+            return False
+        for sequence in sequences:
+            own = sequence.request.speculation
+            if own.may_guess and self._text.is_sure(sequence, self._config.sources_of(own)):
+                return True
+        return False
 
     def add(self, draft: Draft) -> None:
         """Add the guesses that cost no pass; where they cannot be made, the request fails alone."""

@@ -121,6 +121,10 @@ class SuffixIndex:
                 break
         return matches
 
+    def holds(self, end_keys: Sequence[int | None]) -> bool:
+        """True if the last 8 tokens of the text with these hashes stand here, followed by more."""
+        return end_keys[0] in self._latest[0]
+
     def _walk(self, level: int, key: int, text: list[int], hint: int | None) -> list[Match]:
         """Compare the latest places with this hash; `hint` was compared already."""
         earlier, gram = self._earlier[level], _GRAMS[level]

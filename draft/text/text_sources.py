@@ -155,6 +155,23 @@ class TextSources:
                 guesses.setdefault(source, []).extend(chains)
         return guesses
 
+    def is_sure(self, sequence: Sequence, sources: Collection[Source]) -> bool:
+        """True if it is hardly chance where the text goes on: eight tokens repeat, or a prediction.
+
+        This takes a few microseconds, so it can be asked in steps that make no guesses.
+        """
+        state = self._state(sequence)
+        if "suffix" in sources:
+            own = self._read(sequence, state)
+            if any(
+                each.holds(own.end_keys) for each in (own, *self._generations(_owner(sequence)))
+            ):
+                return True
+        if "prediction" not in sources:
+            return False
+        self._follow(sequence, state)
+        return any(cursor.is_aligned for cursor in state.cursors.values())
+
     def num_retraced(self, sequence: Sequence) -> int | None:
         """Length of the answer while the retracted one (`proposal_token_ids`) says the same."""
         state = self._state(sequence)
@@ -195,11 +212,7 @@ class TextSources:
     # ---- repeated text --------------------------------------------------------------------
 
     def _repeated(self, sequence: Sequence, state: _SequenceState, max_depth: int) -> list[Guess]:
-        own = state.index
-        if own is None:
-            own = state.index = SuffixIndex()
-        text = sequence.token_ids
-        own.extend(text[len(own.token_ids) :])
+        own, text = self._read(sequence, state), sequence.token_ids
         found: list[tuple[SuffixIndex, Match]] = []
         hinted, hint = self._hint(state, len(text))
         for index in (own, *self._generations(_owner(sequence))):
@@ -217,6 +230,14 @@ class TextSources:
             if match.length >= least
         ]
         return vote(continuations, self._max_branches)
+
+    @staticmethod
+    def _read(sequence: Sequence, state: _SequenceState) -> SuffixIndex:
+        """The index of the sequence's own text, with all of it."""
+        if state.index is None:
+            state.index = SuffixIndex()
+        state.index.extend(sequence.token_ids[len(state.index.token_ids) :])
+        return state.index
 
     def _hint(
         self, state: _SequenceState, num_tokens: int

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from outrider.engine.request import SpeculationParams
 from tests.draft.virtual_machine import (
     AVX2,
     AVX512,
@@ -53,6 +54,40 @@ def test_where_guesses_do_not_pay_hardly_a_step_has_any(processor: Processor) ->
     num_steps = machine.num_tokens - num_tokens
     assert machine.num_trees - num_trees < 0.1 * num_steps
     assert machine.num_draft_passes - num_passes < 0.05 * num_steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processor", "least"),
+    [(AVX2, 2.0), (SMALL_AVX2, 2.0), (AVX512, 8.0), (H100, 15.0)],
+    ids=["avx2", "small-avx2", "avx512", "h100"],
+)
+def test_text_that_repeats_is_drafted_at_once_after_much_that_did_not(
+    processor: Processor, least: float
+) -> None:
+    """Plain steps are kept by then, and the first copy is as fast as any."""
+    machine = VirtualMachine(processor, agreement=0.0, sources=("suffix",))
+    machine.run(1000 * processor.large_s[0])
+    machine.drain()
+    begun_s, begun = machine.now_s, machine.num_tokens
+    machine.submit(300, seed=0)  # the first stream's text
+    machine.drain()
+    rate = (machine.num_tokens - begun) / (machine.now_s - begun_s)
+    assert rate >= least * plain_rate(processor, 300 * processor.large_s[0])
+
+
+@pytest.mark.slow
+def test_requests_without_guesses_teach_nothing_of_them() -> None:
+    """They are plain steps, whatever was kept, and the next request with guesses goes on."""
+    machine = VirtualMachine(AVX512, agreement=0.9)
+    machine.run(300 * AVX512.large_s[0])
+    machine.drain()
+    before = machine.num_trees, machine.num_draft_passes
+    for _ in range(5):
+        machine.submit(100, speculation=SpeculationParams(enabled=False))
+        machine.drain()
+    assert (machine.num_trees, machine.num_draft_passes) == before
+    assert machine.run(1.0) >= 1.5 * plain_rate(AVX512, 1.0)
 
 
 @pytest.mark.slow

@@ -178,13 +178,12 @@ class VirtualMachine:
             self._spend_on_host(built)
             self.num_trees += built
 
-    def submit(self, max_tokens: int, **sampling: Any) -> None:
-        """Begin a stream."""
+    def submit(self, max_tokens: int, *, seed: int | None = None, **sampling: Any) -> None:
+        """Begin a stream. `seed`: a number of an earlier one, which is said again."""
         name = next(self._names)
-        sampling = {"temperature": self._temperature, "seed": int(name)} | sampling
-        request = make_request(
-            name, random_prompt(6, seed=int(name)), max_tokens=max_tokens, **sampling
-        )
+        seed = int(name) if seed is None else seed
+        sampling = {"temperature": self._temperature, "seed": seed} | sampling
+        request = make_request(name, random_prompt(6, seed=seed), max_tokens=max_tokens, **sampling)
         self.engine.submit(request)
         self.open.add(name)
 
