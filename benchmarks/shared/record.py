@@ -57,7 +57,12 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON types; floats to six digits, paths to their last part."""
+    """The value as JSON types; floats to six digits, paths to their last part.
+
+    A summary of one sample is written as that sample.
+    """
+    if isinstance(value, Summary) and value.num_samples == 1:
+        return plain(value.median)
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     match value:

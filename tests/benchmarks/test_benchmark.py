@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +21,7 @@ from benchmarks.shared.benchmark import (
     parse,
     within,
 )
-from benchmarks.shared.record import Summary
+from benchmarks.shared.record import Summary, plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def test_a_script_prints_its_tables_and_goals_and_writes_its_file(
     record = json.loads((tmp_path / "test_benchmark-small.json").read_text(encoding="utf-8"))
     assert record["arguments"]["sizes"] == [1, 3]
     assert record["arguments"]["repeats"] == 7
-    assert record["results"]["3"]["wait_s"]["median"] == 0.003
+    assert record["results"]["3"]["wait_s"] == 0.003
     assert record["results"]["goals"] == [
         {"goal": "longest wait, ms", "measured": 3.0, "bound": 2.0, "met": False}
     ]
@@ -123,3 +123,8 @@ def test_a_goal_is_at_most_or_at_least() -> None:
     assert not Goal(words="", measured=2.1, bound=2.0).is_met
     assert Goal(words="", measured=2.1, bound=2.0, at_least=True).is_met
     assert not Goal(words="", measured=1.9, bound=2.0, at_least=True).is_met
+
+
+def test_a_summary_of_one_sample_is_written_as_that_sample() -> None:
+    many = Summary.of([1.0, 3.0])
+    assert plain({"one": Summary.of([1.5]), "many": many}) == {"one": 1.5, "many": asdict(many)}
