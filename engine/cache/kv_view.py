@@ -51,6 +51,11 @@ class KVView:
         self._root = root
         self._hashes: list[BlockHash] = []  # of the leading full blocks that were published or hit
 
+    @property
+    def root(self) -> BlockHash:
+        """The hash at which the chain of its blocks starts."""
+        return self._root
+
     def match_prefix(self, token_ids: Sequence[int]) -> int:
         """Take the blocks that hold a prefix already; returns the number of tokens they give.
 

@@ -109,6 +109,10 @@ class WindowBlocks:
         """True if the block's windowed keys are there."""
         return block in self._of_block
 
+    def block_of(self, block: int) -> int:
+        """Return the window block that a block has."""
+        return self._of_block[block]
+
     def hold(self, block: int) -> int:
         """Return the block's window block and keep it; lend one if it has none.
 

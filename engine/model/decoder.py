@@ -159,6 +159,7 @@ class DecoderModel:
             device=device,
             deterministic=deterministic,
             num_ranks=shard.count,
+            has_long_rope=any(rope.serves_long(max_positions) for rope in ropes),
         )
 
     @property

@@ -36,6 +36,7 @@ def numerics_fingerprint(
     device: torch.device,
     deterministic: bool,
     num_ranks: int = 1,
+    has_long_rope: bool = False,
 ) -> str:
     """Return 16 hexadecimal digits of all that a token's logits depend on, the tokens apart.
 
@@ -55,6 +56,8 @@ def numerics_fingerprint(
     }
     if num_ranks > 1:  # sums are cut in as many parts
         facts["ranks"] = num_ranks
+    if has_long_rope:  # by the context that is served
+        facts["rope"] = "long"
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

@@ -77,6 +77,11 @@ class RecurrentCache:
         """Return the row of `inputs` that lies `place` rows (0 first) into a state's tail."""
         return self.num_rows + state * self._num_tails + place
 
+    def state_parts(self, state: int) -> tuple[Tensor, Tensor]:
+        """Return a state of all layers, and the inputs of the rows in front of it: views."""
+        tail = self.tail(state, 0)
+        return self.states[:, state], self.inputs[:, tail : tail + self._num_tails]
+
     @property
     def zero_input(self) -> int:
         """The row of `inputs` that is zero."""

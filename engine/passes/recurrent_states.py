@@ -1,5 +1,7 @@
 """A runner's part for recurrent layers: their cache, its owners, and the plans of its passes."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -42,3 +44,25 @@ class RecurrentStates:
     def plan(self, rows: FlatRows) -> RecurrentPass:
         """Plan a pass; the states of its sequences move on."""
         return self._planner.plan(rows.recurrent, len(rows.token_ids))
+
+    # ---- states that leave and come back ----------------------------------------------------
+
+    @property
+    def state_shapes(self) -> list[tuple[int, ...]]:
+        """Return the shapes of a state's arrays of bytes: `read_state` gives one behind another."""
+        return [tuple(part.shape) for part in self._parts(0)]
+
+    @torch.inference_mode()
+    def read_state(self, state: int) -> bytes:
+        """Return all that a checkpoint holds, as bytes."""
+        return b"".join(part.contiguous().cpu().numpy().tobytes() for part in self._parts(state))
+
+    @torch.inference_mode()
+    def write_state(self, state: int, parts: Sequence[Tensor]) -> None:
+        """Write what `read_state` read, an array of bytes of each shape."""
+        for own, part in zip(self._parts(state), parts, strict=True):
+            own.copy_(part)
+
+    def _parts(self, state: int) -> list[Tensor]:
+        """Return a state's part of the cache as bytes: itself, and the inputs in front of it."""
+        return [part.view(torch.uint8) for part in self._cache.state_parts(state)]

@@ -14,6 +14,7 @@ from outrider.engine.cache.window_blocks import WindowBlocks
 from outrider.engine.model.kv_cache import KVCache
 from outrider.engine.model.protocol import CausalModel
 from outrider.engine.model.shared_vocabulary import PickedRows
+from outrider.engine.passes.cache_extents import CacheExtents
 from outrider.engine.passes.cache_moves import CacheMoves
 from outrider.engine.passes.cuda_capture import CaptureFn, CudaCapture
 from outrider.engine.passes.device_rows import DeviceRows
@@ -62,6 +63,8 @@ class ModelRunner:
     over."""
     _recurrent: RecurrentStates | None = field(init=False, default=None)
     _moves: CacheMoves = field(init=False)
+    extents: CacheExtents = field(init=False)
+    """Moves blocks of the prefix cache out of this runner, and into it."""
     _clock: PassClock = field(init=False)
     _buffers: StepBuffers = field(init=False)
     _planner: TilePlanner | None = field(init=False, default=None)
@@ -103,6 +106,9 @@ class ModelRunner:
                 block_size=self.block_size,
             )
         self._moves = CacheMoves(self.kv_cache, self.pool, self._recurrent)
+        self.extents = CacheExtents(
+            self.kv_cache, self.pool, self._recurrent, self._moves, numerics=self.numerics
+        )
         trained = model.config.max_position_embeddings
         self.max_context = min(
             self.max_context or trained, trained, self.num_blocks * self.block_size

@@ -5,7 +5,6 @@ that were right once and are not now are corrected by the passes that follow (`R
 A curve says whether the processor was quiet, so that later starts know what to believe.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -21,6 +20,7 @@ from typing import Any, Final
 
 import torch
 
+from outrider.engine.passes.processor import processor_name
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.passes.step_times import StepTimeCurve
 from outrider.kernels.cpu.product_library import product_support
@@ -28,7 +28,6 @@ from outrider.kernels.cpu.product_library import product_support
 logger = logging.getLogger(__name__)
 
 _FORMAT: Final = 3  # of the file, and of what is measured
-_CPU_INFO: Final = Path("/proc/cpuinfo")
 
 
 class SavedTimes:
@@ -71,13 +70,9 @@ class SavedTimes:
 
 def _machine() -> dict[str, str | int | None]:
     """Describe the machine and libraries, by all that changes how fast they compute."""
-    model = ""
-    with contextlib.suppress(OSError):
-        lines = _CPU_INFO.read_text().splitlines()
-        model = next((line for line in lines if line.startswith("model name")), "")
     return {
         "node": platform.node(),
-        "processor": model or platform.processor(),
+        "processor": processor_name(),
         "num_cpus": os.cpu_count(),
         "torch": torch.__version__,
         "kernels": os.environ.get("OUTRIDER_KERNELS"),

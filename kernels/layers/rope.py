@@ -84,6 +84,10 @@ class RopeConfig:
         """Dimensions of a head that turn."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
+    def serves_long(self, max_positions: int) -> bool:
+        """Return whether so many positions make "longrope" take its other factors."""
+        return self.rope_type == "longrope" and max_positions > self.original_max_positions
+
     def dimension_order(self) -> list[int] | None:
         """Return the order of a head's dimensions in which i turns with i + head_dim / 2.
 
@@ -122,7 +126,7 @@ def rope_frequencies(config: RopeConfig, *, max_positions: int = 0) -> Tensor:
         kept = 1 - _yarn_ramp(config)
         frequencies = frequencies / config.factor * (1 - kept) + frequencies * kept
     elif config.rope_type == "longrope":
-        is_long = max_positions > config.original_max_positions
+        is_long = config.serves_long(max_positions)
         factors = config.long_factors if is_long else config.short_factors
         frequencies = 1.0 / (torch.tensor(factors) * config.theta**exponents)
     return torch.cat((frequencies, torch.zeros((config.head_dim - size) // 2)))
