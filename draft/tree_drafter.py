@@ -230,6 +230,18 @@ class TreeDrafter:
             return [], []
         return state.keep_accepted(tree, verdict)
 
+    def texts(self, sequence: Sequence) -> list[tuple[str, KVView, list[int]]]:
+        """Name what drafting reads of a sequence; see `outrider.engine.protocols.Drafter`."""
+        if sequence.tier != "large" or not sequence.request.speculation.enabled:
+            return []
+        found: list[tuple[str, KVView, list[int]]] = []
+        if self._runner is not None and self._token_map is None:
+            view = self._runner.new_view(sequence.request.cache_salt)
+            found.append(("small", view, sequence.token_ids))
+        if self._head_texts is not None:
+            found.append(("head", self._head_texts.new_view(sequence), sequence.token_ids[1:]))
+        return found
+
     def adopt(self, sequence: Sequence, view: KVView) -> None:
         """Draft on from an existing small view."""
         if self._runner is None:

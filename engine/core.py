@@ -7,17 +7,10 @@ from functools import partial
 import torch
 
 from outrider.engine.cache.block_news import BlockFeed
+from outrider.engine.cache.extent_store import ExtentStore
 from outrider.engine.config import EngineConfig
-from outrider.engine.errors import (
-    InvalidRequestError,
-    TierUnavailableError,
-)
-from outrider.engine.events import (
-    EngineEvent,
-    EngineInfo,
-    EngineStats,
-    TokensEmitted,
-)
+from outrider.engine.errors import InvalidRequestError, TierUnavailableError
+from outrider.engine.events import EngineEvent, EngineInfo, EngineStats, TokensEmitted
 from outrider.engine.grammar.grammar import GrammarCompiler
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import Drafter, StretchCounts
@@ -27,6 +20,7 @@ from outrider.engine.queue.fair_queue import FairQueue
 from outrider.engine.queue.grammar_queue import GrammarQueue
 from outrider.engine.queue.policy import QueuePolicy
 from outrider.engine.queue.preparation import Preparation
+from outrider.engine.queue.restore_queue import restores_from
 from outrider.engine.queue.room import check_room
 from outrider.engine.queue.scheduler import PassPlan, Scheduler
 from outrider.engine.request import AdapterRef, EngineRequest
@@ -53,9 +47,6 @@ from outrider.verifier.own_failure import OwnFailure
 from outrider.verifier.params import Tier
 from outrider.verifier.verdict import Verdict
 
-# How long an idle engine sleeps for a grammar or an adapter; commands wait behind it.
-_PREPARATION_PAUSE_S = 0.003
-
 
 class Engine:
     """Continuous batching of two models over paged KV caches; not thread-safe.
@@ -65,7 +56,7 @@ class Engine:
     judges all drafts and computes prompt chunks.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of an engine
         self,
         *,
         runners: Mapping[Tier, ModelRunner],
@@ -74,8 +65,10 @@ class Engine:
         config: EngineConfig | None = None,
         policy: QueuePolicy | None = None,
         grammars: Mapping[Tier, GrammarCompiler] | None = None,
+        store: ExtentStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`store`: of blocks that leave the caches, None where they are lost."""
         verifier = verifier or CoupledVerifier()
         if not runners:
             raise ValueError("an engine needs at least one model; runners is empty")
@@ -97,7 +90,12 @@ class Engine:
             runners=self._runners, scheduler=self.scheduler, drafter=drafter
         )
         self.adapters = AdapterQueue(self._runners, self._config)
-        self._preparation = Preparation(GrammarQueue(grammars or {}, clock=clock), self.adapters)
+        self._preparation = Preparation(
+            GrammarQueue(grammars or {}, clock=clock),
+            self.adapters,
+            restores_from(store, self._runners, drafter, self.scheduler.times.row_s),
+            is_alone=lambda: not self._has_runnable,
+        )
         self._sequences: dict[str, Sequence] = {}
         self._events: list[EngineEvent] = []
         self._speculation = SpeculationCounts()
@@ -172,7 +170,7 @@ class Engine:
             has_adapters = self.adapters.add(sequence)
             if request.objective.refuses and resumed is None:
                 self._gate.check(sequence, sequence.submitted_s)
-            is_prepared = has_adapters and self._preparation.add_grammar(sequence)
+            is_prepared = has_adapters and self._preparation.add(sequence)
             if is_prepared:
                 self.scheduler.add(sequence)
         except BaseException:
@@ -236,7 +234,7 @@ class Engine:
     def has_work(self) -> bool:
         """True if `step` would do anything. Answers that are held are no work."""
         is_open = len(self._sequences) > len(self.scheduler.held)
-        return is_open or bool(self._events) or self.adapters.is_called
+        return is_open or bool(self._events) or self._preparation.has_other_work
 
     @property
     def overlaps(self) -> bool:
@@ -263,6 +261,7 @@ class Engine:
         if while_busy is not None:
             self._host_work.defer(while_busy)
         self._admit_prepared()
+        self._preparation.store_blocks(is_idle=not self._sequences and not self._events)
         with self._steps.timed():
             if self._has_runnable:
                 plan = self.scheduler.plan_step(self._clock())
@@ -312,7 +311,7 @@ class Engine:
         if not self._preparation.is_busy:
             return
         if not self._has_runnable and not self._events:
-            self._preparation.pause(_PREPARATION_PAUSE_S)
+            self._preparation.pause()
         for sequence, error in self._preparation.take_ready():
             if error is None:
                 self.scheduler.add(sequence)
@@ -390,9 +389,5 @@ class Engine:
     def info(self) -> EngineInfo:
         """Describe the loaded tiers."""
         tiers = {tier: tier_info(tier, runner) for tier, runner in self._runners.items()}
-        drafter = self._drafter
-        return EngineInfo(
-            tiers=tiers,
-            speculation=drafter is not None,
-            drafters=() if drafter is None else drafter.names,
-        )
+        names = () if self._drafter is None else self._drafter.names
+        return EngineInfo(tiers=tiers, speculation=self._drafter is not None, drafters=names)

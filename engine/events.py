@@ -217,6 +217,27 @@ class TierStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStats:
+    """Gauges (the first two) and counters of the folder that keys and values are offloaded to."""
+
+    num_extents: int = 0
+    """Of this engine's models."""
+    num_bytes: int = 0
+    """Of all files in the folder."""
+    num_restored_tokens: int = 0
+    saved_s: float = 0.0
+    """Seconds of computing that restored tokens saved, less what reading them took."""
+    num_written_bytes: int = 0
+    num_read_bytes: int = 0
+    num_dropped: int = 0
+    """Extents that were not written: evicted before, or no room in memory or in the budget."""
+    num_failed: int = 0
+    """Extents that the disk did not take or give."""
+    num_damaged: int = 0
+    """Extents that were not what had been written, and were computed again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """A snapshot. Prefix-cache counters count tokens."""
 
@@ -244,6 +265,7 @@ class EngineStats:
     """Answers that failed by numbers that are not finite."""
     is_unfit: bool = False
     """Two answers in a row failed so."""
+    store: StoreStats = StoreStats()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

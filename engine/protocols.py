@@ -212,6 +212,12 @@ class Drafter(Protocol):
         them, and `num_beside` other sequences wait for it. A verdict on it is committed as well.
         """
 
+    def texts(self, sequence: Sequence) -> SequenceOf[tuple[str, KVView, list[int]]]:
+        """Name what the models that draft would compute of a sequence that is about to start.
+
+        For each of them "small" or "head", an empty view of its cache, and the tokens.
+        """
+
     def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
         """Learn the verdict; returns (source, destination) slots to move in the small KV cache.
 

@@ -17,6 +17,7 @@ from outrider.draft.guesses.model_guesses import Slices
 from outrider.draft.heads.protocol import HeadKind, HeadModel
 from outrider.draft.heads.read_head import read_head
 from outrider.draft.tree_drafter import TreeDrafter
+from outrider.engine.cache.extent_store import ExtentStore
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
 from outrider.engine.grammar.grammar import GrammarCompiler
@@ -142,6 +143,7 @@ def make_head_engine(  # noqa: PLR0913 - as `make_engine`
     clock: Callable[[], float] | None = None,
     verifier: CoupledVerifier | None = None,
     ranks: Ranks | None = None,
+    store: ExtentStore | None = None,
 ) -> Engine:
     """The large tier with a head; with the small tier beside it where it `has_small`.
 
@@ -184,6 +186,7 @@ def make_head_engine(  # noqa: PLR0913 - as `make_engine`
         drafter=drafter,
         config=config,
         grammars=grammars,
+        store=store,
     )
 
 

@@ -173,7 +173,7 @@ class HeadTexts:
             self._num_unread += 1
             if self._num_unread % _READS_EVERY:
                 return num_cached
-        view = self._new_view(sequence, is_shared=True)
+        view = self.new_view(sequence, is_shared=True)
         text = HeadText(sequence=sequence, view=view, is_tried=not is_paying)
         self._texts[sequence.request_id] = text
         num_known = 0
@@ -188,10 +188,12 @@ class HeadTexts:
         is_allowed = own.sources is None or "head" in own.sources
         return self._is_on and is_allowed and own.enabled and sequence.cascade is None
 
-    def _new_view(self, sequence: Sequence, *, is_shared: bool) -> KVView:
+    def new_view(self, sequence: Sequence, *, is_shared: bool = True) -> KVView:
+        """An empty view of a sequence's text without its first token, which is in the salt."""
         adapter = sequence.adapters.get("large")  # what the head reads depends on it
         digest = "" if adapter is None else adapter.digest
-        salt = f"{sequence.token_ids[0]}:{digest}:{sequence.request.cache_salt}"
+        # The request's own salt comes first: it says whether the text is private.
+        salt = f"{sequence.request.cache_salt}:{sequence.token_ids[0]}:{digest}"
         return self._runner.new_view(salt, is_shared=is_shared)
 
     def forget(self, sequence: Sequence) -> None:
@@ -233,7 +235,7 @@ class HeadTexts:
     def _begin_anew(self, text: HeadText, start: int) -> None:
         """Begin a text of its own behind rows that the head will never see; no other finds it."""
         text.view.release()
-        text.view = self._new_view(text.sequence, is_shared=False)
+        text.view = self.new_view(text.sequence, is_shared=False)
         text.start, text.waiting, text.num_waiting = start, [], 0
 
     def take_in(self) -> Iterator[DraftPass]:

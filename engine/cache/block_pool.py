@@ -3,7 +3,7 @@
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import ItemsView, Iterable, Iterator, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from outrider.engine.cache.window_blocks import WindowBlocks
@@ -94,6 +94,8 @@ class BlockPool:
         self.block_size = block_size
         self.window = window
         self.listener: PoolListener | None = None
+        self.on_leave: Callable[[BlockHash, Sequence[BlockHash]], None] | None = None
+        """Told the root and the hashes of a text whose view lets its blocks go."""
         self._step_blocks = _STEP_TOKENS // block_size
         # popped from the end, so low numbers first: a lone sequence gets ascending blocks
         self._free = list(range(num_blocks - 1, -1, -1))

@@ -18,8 +18,8 @@ from outrider.engine.cache.block_pool import BlockHash
 
 EXTENT_VERSION: Final = 1
 EXTENT_BYTES: Final = 2**20
-"""An extent holds as many blocks as fit, but at least one."""
-_MOST_TOKENS: Final = 256
+"""An extent holds as many blocks as fit, at most 16, but at least one."""
+MOST_BLOCKS: Final = 16
 _MAGIC: Final = b"OUTRKV"
 _PREFIX: Final = struct.Struct("<6sHI")  # magic, version, bytes of the header
 _DIGEST_BYTES: Final = 32
@@ -64,9 +64,9 @@ class Extent:
         return len(self.payload)
 
 
-def blocks_per_extent(block_bytes: int, block_size: int) -> int:
+def blocks_per_extent(block_bytes: int) -> int:
     """Return how many blocks an extent holds at most."""
-    return max(min(EXTENT_BYTES // max(block_bytes, 1), _MOST_TOKENS // block_size), 1)
+    return max(min(EXTENT_BYTES // max(block_bytes, 1), MOST_BLOCKS), 1)
 
 
 def pack_extent(extent: Extent) -> bytes:

@@ -77,6 +77,11 @@ class KVView:
             self.line.take(found[-1][1], self.num_cached_tokens)
         return self.num_cached_tokens
 
+    def count_cached_tokens(self, token_ids: Sequence[int]) -> int:
+        """Count the tokens that `match_prefix` would find."""
+        num_found = len(self._find_prefix(token_ids)) if self._prefix_caching else 0
+        return min(num_found * self.pool.block_size, len(token_ids) - 1)
+
     def _find_prefix(self, token_ids: Sequence[int]) -> list[tuple[int, BlockHash]]:
         """Return the blocks, with their hashes, of the longest prefix that a pass can go on from.
 
@@ -240,6 +245,9 @@ class KVView:
         if self.line is not None:
             self.keep_checkpoint()
             self.line.release()
+        has_own = len(self._hashes) * self.pool.block_size > self.num_cached_tokens
+        if has_own and self.pool.on_leave is not None:
+            self.pool.on_leave(self._root, tuple(self._hashes))
         self._keep(0)
         self._hashes.clear()
         self.num_computed_tokens = 0

@@ -62,7 +62,7 @@ class CacheExtents:
         self._shapes = full if pool.window is not None else full + window
         self._window_shapes = window if pool.window is not None else []
         block_bytes = sum(_num_bytes(shape) for shape in (*full, *window))
-        self.blocks_per_extent = blocks_per_extent(block_bytes, pool.block_size)
+        self.blocks_per_extent = blocks_per_extent(block_bytes)
         self._numerics = numerics
 
     @cached_property
@@ -171,31 +171,37 @@ class CacheExtents:
         *,
         root: BlockHash = b"",
         token_ids: Sequence[int] | None = None,
+        keep: list[int] | None = None,
     ) -> list[BlockHash]:
         """Publish what extents hold; returns the hashes that the cache has now and held not before.
 
-        `token_ids`: the text, whose chain of hashes from `root` the blocks must be of. Blocks that
-        came in are held by nobody: they are found until they are evicted. What finds no room is
-        left out. Raises ExtentError for an extent of another cache or text; those before it are
-        in.
+        `token_ids`: the text, whose chain of hashes from `root` the blocks must be of; those behind
+        where an extent's text parts from it are left out. `keep`: gets
+        the blocks, held, for the caller to release, the last first; without it nobody holds them,
+        and they are found until they are evicted. What finds no room is left out. Raises
+        ExtentError for an extent of another cache or text; those before it are in.
         """
         imported: list[BlockHash] = []
-        held: list[int] = []
+        held: list[int] = [] if keep is None else keep
         try:
             for extent in extents:
-                self._check(extent, root, token_ids)
+                number = self._check(extent, root, token_ids)
                 if extent.header.kind == "state":
                     imported += self._import_state(extent)
                 else:
-                    imported += self._import(extent, held, root, token_ids)
+                    imported += self._import(extent, number, held, root, token_ids)
         except OutOfBlocksError:
             pass
         finally:
-            self._pool.release(reversed(held))
+            if keep is None:
+                self._pool.release(reversed(held))
         return imported
 
-    def _check(self, extent: Extent, root: BlockHash, token_ids: Sequence[int] | None) -> None:
-        """Raise ExtentError for an extent that is not of this cache, or of another text."""
+    def _check(self, extent: Extent, root: BlockHash, token_ids: Sequence[int] | None) -> int:
+        """Return how many blocks of an extent are of a text; all without one.
+
+        Raises ExtentError for an extent that is not of this cache, or of another text.
+        """
         header = extent.header
         if header.fingerprint != self.fingerprint:
             raise ExtentError(f"of another model or cache: {header.fingerprint}")
@@ -204,24 +210,27 @@ class CacheExtents:
         if list(header.shapes) != self._expected(header.kind, len(header.hashes)):
             raise ExtentError("of other shapes")
         if token_ids is None or header.kind == "state":
-            return
-        size, parent = self._pool.block_size, header.parent
-        if header.first == 0 and parent != root:
-            raise ExtentError("of another text")
+            return len(header.hashes)
+        size, parent, number = self._pool.block_size, header.parent, 0
         for index, block_hash in enumerate(header.hashes, start=header.first):
             parent = chain_hash(parent, token_ids[index * size : (index + 1) * size])
             if parent != block_hash:
-                raise ExtentError("of another text")
+                break
+            number += 1
+        if not number or (header.first == 0 and header.parent != root):
+            raise ExtentError("of another text")
+        return number
 
     def _import(
         self,
         extent: Extent,
+        number: int,
         held: list[int],
         root: BlockHash,
         token_ids: Sequence[int] | None,
     ) -> list[BlockHash]:
         header, window = extent.header, self._pool.window
-        taken = self._take(header, held)
+        taken = self._take(header, number, held)
         if window is not None and header.kind == "windowed":
             taken = taken[: window.num_available]
             for each in taken:
@@ -235,10 +244,10 @@ class CacheExtents:
                 window.let_go(each.block)
         return [header.hashes[each.place] for each in taken]
 
-    def _take(self, header: ExtentHeader, held: list[int]) -> list[_Taken]:
-        """Hold the blocks of an extent, as many as there is room for; return those to write."""
+    def _take(self, header: ExtentHeader, number: int, held: list[int]) -> list[_Taken]:
+        """Hold the first blocks of an extent, while there is room; return those to write."""
         pool, taken = self._pool, []
-        for place, block_hash in enumerate(header.hashes):
+        for place, block_hash in enumerate(header.hashes[:number]):
             block = pool.find(block_hash)
             is_new = block is None
             if block is not None:

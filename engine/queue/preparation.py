@@ -1,39 +1,77 @@
-"""Has requests wait, before they are queued, first for their adapters, then for their grammar."""
+"""Has requests wait, before they are queued: for adapters, for a grammar, for stored blocks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from outrider.engine.errors import EngineError, InvalidGrammarError
+from outrider.engine.events import StoreStats
 from outrider.engine.queue.adapter_queue import AdapterQueue
 from outrider.engine.queue.grammar_queue import GrammarQueue
+from outrider.engine.queue.restore_queue import RestoreQueue
 from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.sequence import Sequence
 from outrider.verifier.params import Tier
 
+# How long an idle engine sleeps for what is prepared; commands wait behind it.
+_PAUSE_S: Final = 0.003
+
 
 class Preparation:
-    """Both waiting rooms in front of the scheduler's queue."""
+    """The waiting rooms in front of the scheduler's queue, which a request passes in this order.
 
-    def __init__(self, grammars: GrammarQueue, adapters: AdapterQueue) -> None:
+    `restores`: None where no blocks are stored. `is_alone`: whether no request is computed.
+    """
+
+    def __init__(
+        self,
+        grammars: GrammarQueue,
+        adapters: AdapterQueue,
+        restores: RestoreQueue | None = None,
+        *,
+        is_alone: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.grammars = grammars
         self.adapters = adapters
+        self.restores = restores
+        self._is_alone = is_alone
 
     def __len__(self) -> int:
         """Count how many sequences wait."""
-        return len(self.grammars) + len(self.adapters)
+        return sum(len(room) for room in self._rooms)
 
     def __contains__(self, request_id: str) -> bool:
         """True if a request waits."""
-        return request_id in self.grammars or request_id in self.adapters
+        return any(request_id in room for room in self._rooms)
+
+    @property
+    def _rooms(self) -> tuple[GrammarQueue | AdapterQueue | RestoreQueue, ...]:
+        both = (self.adapters, self.grammars)
+        return both if self.restores is None else (*both, self.restores)
 
     @property
     def is_busy(self) -> bool:
         """True if `take_ready` has anything to look at."""
         return bool(len(self)) or self.adapters.is_called
 
+    @property
+    def has_other_work(self) -> bool:
+        """True if there is something to do though no sequence waits."""
+        is_storing = self.restores is not None and self.restores.offload.is_busy
+        return self.adapters.is_called or is_storing
+
+    def store_blocks(self, *, is_idle: bool) -> None:
+        """Have some of the blocks written that left the caches; `is_idle`: nothing else is done."""
+        if self.restores is not None:
+            self.restores.offload.step(self.restores.row_s, is_idle=is_idle)
+
+    def store_stats(self) -> StoreStats:
+        """Return what became of blocks that left the caches."""
+        return StoreStats() if self.restores is None else self.restores.offload.stats()
+
     def sequences(self) -> Iterator[Sequence]:
         """The sequences that wait."""
-        yield from self.grammars.sequences()
-        yield from self.adapters.sequences()
+        for room in self._rooms:
+            yield from room.sequences()
 
     def count(self, tier: Tier) -> int:
         """Count how many sequences of a tier wait."""
@@ -45,16 +83,22 @@ class Preparation:
             self.grammars.check(request)
         self.adapters.check(request)
 
-    def add_grammar(self, sequence: Sequence) -> bool:
-        """Have a sequence's grammar compiled; False where it waits. Raises QueueFullError."""
+    def add(self, sequence: Sequence) -> bool:
+        """Have a sequence with its adapters prepared; False where it waits.
+
+        Raises QueueFullError.
+        """
         if sequence.request.grammar is None:
-            return True
+            return self._restore(sequence)
         self.grammars.add(sequence)
         return False
 
+    def _restore(self, sequence: Sequence) -> bool:
+        return self.restores is None or self.restores.add(sequence)
+
     def discard(self, request_id: str) -> bool:
         """Forget a request that ended; False if it did not wait."""
-        return self.grammars.discard(request_id) or self.adapters.discard(request_id)
+        return any(room.discard(request_id) for room in self._rooms)
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has ended, or never began: give back its adapters."""
@@ -65,15 +109,21 @@ class Preparation:
         """Sequences that are prepared, or with the reason why they cannot be."""
         for sequence, error in self.adapters.take_ready():
             try:
-                if error is not None or self.add_grammar(sequence):
+                if error is not None or self.add(sequence):
                     yield sequence, error
             except EngineError as refused:
                 yield sequence, refused
-        yield from self.grammars.take_ready()
+        for sequence, failure in self.grammars.take_ready():
+            if failure is not None or self._restore(sequence):
+                yield sequence, failure
+        if self.restores is not None:
+            yield from self.restores.take_ready(is_alone=self._is_alone())
 
-    def pause(self, timeout_s: float) -> None:
+    def pause(self, timeout_s: float = _PAUSE_S) -> None:
         """Wait a little for whatever comes first: to be called by an idle engine."""
         if len(self.grammars):
             self.grammars.pause(timeout_s)
+        elif self.restores is not None and len(self.restores):
+            self.restores.pause(timeout_s)
         else:
             self.adapters.pause(timeout_s)

@@ -82,6 +82,7 @@ def snapshot(
         step_forward_s=steps.forward_s,
         num_not_finite=steps.num_not_finite,
         is_unfit=steps.num_broken_in_a_row > 1,
+        store=preparation.store_stats(),
     )
 
 
