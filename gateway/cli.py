@@ -41,6 +41,10 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "outrider.gateway.tools.commands.models.models_command",
         "Fetch public models, and list them.",
     ),
+    "cache": _Entry(
+        "outrider.gateway.tools.commands.cache_command",
+        "Look into the folder of keys and values (engine.kv_folder), clean it up, check it.",
+    ),
     "config": _Entry(
         "outrider.gateway.tools.commands.config_command",
         "Show and write settings.",

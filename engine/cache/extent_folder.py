@@ -157,7 +157,7 @@ class ExtentSpace:
         header = extent.header
         codes = "".join(map(self._seal.code, header.hashes))
         file_name = f"{_LETTER_OF[header.kind]}-{header.first}-{codes}{_SUFFIX}"
-        sealed = self._seal.seal(pack_extent(extent), self._context(file_name))
+        sealed = self._seal.seal(pack_extent(extent), _context(self.folder, file_name))
         self._replace(file_name, sealed)
         stored = StoredExtent(file_name=file_name, num_bytes=len(sealed), used_s=self._clock())
         self._files[file_name] = stored
@@ -169,11 +169,8 @@ class ExtentSpace:
 
         Such a file is removed: what it should hold will be written again.
         """
-        path = self.folder / stored.file_name
         try:
-            with path.open("rb") as file:
-                sealed = file.read(stored.num_bytes + 1)
-            return unpack_extent(self._seal.open(sealed, self._context(stored.file_name)))
+            return _read(self.folder, stored, self._seal)
         except FileNotFoundError:
             self._forget(stored)
             raise
@@ -199,9 +196,6 @@ class ExtentSpace:
             if self._index.get(key) is stored:
                 del self._index[key]
 
-    def _context(self, file_name: str) -> str:
-        return f"{self.folder.name}/{file_name}"
-
     def _replace(self, file_name: str, content: bytes) -> None:
         """Write a file that others see whole or not at all."""
         part = self.folder / f".{os.getpid()}-{id(self):x}-{next(self._numbers)}{_PART_SUFFIX}"
@@ -209,6 +203,8 @@ class ExtentSpace:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
+            now_s = self._clock()
+            os.utime(part, (now_s, now_s))
             os.replace(part, self.folder / file_name)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -364,6 +360,29 @@ def stored_extents(folder: Path) -> Iterator[StoredExtent]:
                 )
             except (ValueError, OSError):  # none of ours, or gone meanwhile
                 continue
+
+
+def check_extents(folder: Path, seal: Seal) -> Iterator[tuple[Path, ExtentError | OSError | None]]:
+    """Read all files of all spaces; yield each with what is wrong with it. Nothing is removed."""
+    for space in space_folders(folder):
+        for stored in sorted(stored_extents(space), key=lambda each: each.file_name):
+            try:
+                _read(space, stored, seal)
+            except (ExtentError, OSError) as error:
+                yield space / stored.file_name, error
+            else:
+                yield space / stored.file_name, None
+
+
+def _read(folder: Path, stored: StoredExtent, seal: Seal) -> Extent:
+    with (folder / stored.file_name).open("rb") as file:
+        sealed = file.read(stored.num_bytes + 1)
+    return unpack_extent(seal.open(sealed, _context(folder, stored.file_name)))
+
+
+def _context(folder: Path, file_name: str) -> str:
+    """Return what a file is sealed for: it is opened in its place only."""
+    return f"{folder.name}/{file_name}"
 
 
 def remove_parts(folder: Path, now_s: float) -> None:

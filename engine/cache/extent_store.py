@@ -60,11 +60,10 @@ class ExtentStore:
         self._paused_until_s = 0.0
         self._queued_bytes = 0
         self._lock = threading.Lock()
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="kv-read")
         self._writer = threading.Thread(target=self._run, name="kv-write", daemon=True)
         self._writer.start()
-        self._work.put(self._collect)
 
     @property
     def has_room(self) -> bool:
@@ -100,6 +99,10 @@ class ExtentStore:
         """Start to read an extent. The result is None where there is none that could be used."""
         return self._readers.submit(self._read, space, stored)
 
+    def collect(self) -> None:
+        """Have the folder cleaned up."""
+        self._work.put(self.folder.collect)
+
     def note_row_s(self, space: ExtentSpace, row_s: float) -> None:
         """Have what computing a token takes written beside a space's extents."""
         space.about = replace(space.about, row_s=row_s)
@@ -131,9 +134,6 @@ class ExtentStore:
                 work()
             except Exception:
                 logger.exception("an extent could not be written")
-
-    def _collect(self) -> None:
-        self.folder.collect()
 
     def _write(self, space: ExtentSpace, extent: Extent) -> None:
         counts = self.counts

@@ -102,6 +102,7 @@ class BlockOffload:
         self._num_dropped = 0
         self._restored_tokens = 0
         self._saved_s = 0.0
+        store.collect()
         for cache in self.caches.values():
             cache.runner.pool.on_leave = partial(self._note_leaving, cache)
 

@@ -272,6 +272,17 @@ class EngineSettings(Section):
     restarts."""
     prefix_caching: bool = True
     """Keep the KV of prompts for later requests that begin the same."""
+    kv_folder: Path | None = None
+    """Private folder on a disk for keys and values that leave the memory; unset: they are computed
+    again. On a CPU, and not with tensor_parallel. Requests with outrider.privacy = "private" never
+    get there."""
+    kv_folder_gib: Annotated[float, Field(gt=0)] = 8.0
+    """Size of that folder; what is least likely to save time goes first."""
+    kv_folder_key: Path | None = None
+    """File outside of it with the key that seals it; made where it is not there; unset: kv.key in
+    the user's cache folder for outrider."""
+    kv_folder_ttl_s: Seconds = 7 * 86400.0
+    """Time since their last use after which keys and values are removed from the folder."""
     process: bool = True
     """Run the engine in its own process, which is restarted when it dies."""
     stall_timeout_s: Seconds = 120.0

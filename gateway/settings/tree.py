@@ -27,6 +27,7 @@ from outrider.gateway.settings.experiments import ExperimentName, ExperimentSett
 from outrider.gateway.settings.http_bounds import HttpSettings
 from outrider.gateway.settings.keys import KeySettings
 from outrider.gateway.settings.kv_events import kv_event_complaints
+from outrider.gateway.settings.kv_folder import kv_folder_complaints
 from outrider.gateway.settings.ledger import LedgerSettings
 from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.paths import did_you_mean, filled_in
@@ -166,6 +167,7 @@ class Settings(BaseSettings):
             *response_complaints(self.responses, self.server, has_redis=self.redis_url is not None),
             *adapter_complaints(self.adapters, self.models, (*self.tiers, *self.aliases)),
             *kv_event_complaints(self.engine),
+            *kv_folder_complaints(self.engine),
             *worker_complaints(self.server, self.models, self.engine, self.database_url),
         ]
         if complaints:

@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from outrider.gateway.wiring.engine import (
     saved_times,
 )
 from outrider.gateway.wiring.fleet import RemoteEngines, build_remote
+from outrider.gateway.wiring.kv_folder import open_store
 from outrider.gateway.wiring.process import process_client
 from outrider.verifier.params import Tier
 
@@ -261,7 +263,10 @@ def build_engine(
             compiler.compile(GrammarSpec(kind="json"))
     compile_kernels(settings, runners, on_progress)  # before passes are timed
     budget = measure_budget(settings, runners, on_progress, saved)
-    engine = join(settings, runners, budget, grammars)
+    store = open_store(settings, runners)
+    engine = join(settings, runners, budget, grammars, store)
+    if store is not None:
+        weakref.finalize(engine, store.close)
     load_adapters(settings, engine)
     publish_blocks(settings, engine)
     return engine

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from outrider.draft.budget.budget import TreeBudget
+    from outrider.engine.cache.extent_store import ExtentStore
     from outrider.engine.core import Engine
     from outrider.engine.grammar.grammar import GrammarCompiler
     from outrider.engine.model.protocol import CausalModel
@@ -263,10 +264,12 @@ def join(
     runners: "Mapping[Tier, ModelRunner]",
     budget: "TreeBudget | None",
     grammars: "Mapping[Tier, GrammarCompiler] | None" = None,
+    store: "ExtentStore | None" = None,
 ) -> "Engine":
     """Build an engine on loaded models. Several may share them if only one works at a time.
 
-    `grammars`: compilers that are there already; None makes them.
+    `grammars`: compilers that are there already; None makes them. `store`: of blocks that leave
+    the caches.
 
     Raises EngineError when the small model cannot draft for the large one.
     """
@@ -281,6 +284,7 @@ def join(
         runners=runners,
         drafter=build_drafter(settings, runners, budget),
         grammars=build_grammars(settings, runners) if grammars is None else grammars,
+        store=store,
         config=EngineConfig(
             max_sequences=options.max_sequences,
             max_waiting=options.max_waiting,

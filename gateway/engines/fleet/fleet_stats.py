@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
-from outrider.engine.events import EngineInfo, EngineStats, TierInfo, TierStats
+from outrider.engine.events import EngineInfo, EngineStats, StoreStats, TierInfo, TierStats
 from outrider.verifier.params import TIERS, Tier
 
 _NO_GAUGES: Final = {
@@ -73,7 +73,7 @@ def joined_info(infos: Iterable[EngineInfo]) -> EngineInfo:
 
 def _without_gauges(stats: EngineStats) -> EngineStats:
     tiers = {tier: replace(own, **_NO_GAUGES) for tier, own in stats.tiers.items()}
-    return replace(stats, tiers=tiers)
+    return replace(stats, tiers=tiers, store=replace(stats.store, num_extents=0, num_bytes=0))
 
 
 def _sum(each: Iterable[EngineStats]) -> EngineStats:
@@ -95,9 +95,9 @@ def _added(first: Any, second: Any) -> Any:
             return _added_tables(first, second)
         case tuple():
             return tuple(a + b for a, b in zip_longest(first, second, fillvalue=0))
-        case TierStats():
+        case TierStats() | StoreStats():
             names = (f.name for f in fields(first))
-            return TierStats(**{n: getattr(first, n) + getattr(second, n) for n in names})
+            return type(first)(**{n: getattr(first, n) + getattr(second, n) for n in names})
         case _:
             return first + second
 

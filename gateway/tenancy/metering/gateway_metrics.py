@@ -10,7 +10,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from outrider.engine.events import EngineStats, TierStats
+from outrider.engine.events import EngineStats, StoreStats, TierStats
 from outrider.gateway.telemetry.children import Children
 from outrider.gateway.telemetry.histograms import ThreadHistogram
 from outrider.gateway.telemetry.loop_lag import ProcessTime, StageTimes
@@ -156,6 +156,7 @@ def engine_families(stats: EngineStats | None) -> Iterator[Metric]:
     if stats is not None:
         yield from _tier_metrics(stats)
         yield from _speculation_metrics(stats)
+        yield from _store_metrics(stats.store)
 
 
 def _tier_metrics(stats: EngineStats) -> Iterator[Metric]:
@@ -222,6 +223,27 @@ def _step_metrics(stats: EngineStats) -> Iterator[Metric]:
     seconds.add_metric(["passes"], stats.step_forward_s)
     seconds.add_metric(["host"], stats.step_host_s)
     yield seconds
+
+
+def _store_metrics(stats: StoreStats) -> Iterator[Metric]:
+    """Make the figures of the folder for keys and values (engine.kv_folder)."""
+    gauges = {
+        "extents": ("Files of this engine's models in engine.kv_folder.", stats.num_extents),
+        "bytes": ("Bytes of all files there.", stats.num_bytes),
+    }
+    counters = {
+        "restored_tokens": ("Prompt tokens that came from there.", stats.num_restored_tokens),
+        "saved_seconds": ("Computing that they saved, less the wait for them.", stats.saved_s),
+        "written_bytes": ("Bytes of keys and values written there.", stats.num_written_bytes),
+        "read_bytes": ("Bytes of keys and values read from there.", stats.num_read_bytes),
+        "dropped": ("Files not written: no room, or evicted before.", stats.num_dropped),
+        "failed": ("Files that the disk did not take or give.", stats.num_failed),
+        "damaged": ("Files that were not what was written: not used.", stats.num_damaged),
+    }
+    for stem, (text, value) in gauges.items():
+        yield GaugeMetricFamily(f"outrider_kv_folder_{stem}", text, value=value)
+    for stem, (text, total) in counters.items():
+        yield CounterMetricFamily(f"outrider_kv_folder_{stem}", text, value=total)
 
 
 def _number(stats: TierStats, attribute: str) -> float:

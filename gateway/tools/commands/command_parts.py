@@ -158,6 +158,15 @@ class ModelFlags(PairFlags):
         typer.Option(help="auto or fp8, which holds twice as many tokens."),
         Sets("engine.kv_cache_dtype"),
     ] = None
+    kv_folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Keep keys and values that leave the memory in this folder, sealed: prompts that "
+            "return need not be computed again, after a restart neither.",
+        ),
+        Sets("engine.kv_folder"),
+    ] = None
     deterministic: Annotated[
         bool | None,
         typer.Option(
