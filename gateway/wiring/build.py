@@ -35,7 +35,7 @@ from outrider.gateway.wiring.engine import (
     saved_times,
 )
 from outrider.gateway.wiring.fleet import RemoteEngines, build_remote
-from outrider.gateway.wiring.kv_folder import open_store
+from outrider.gateway.wiring.kv_folder import open_folder, open_store
 from outrider.gateway.wiring.process import process_client
 from outrider.verifier.params import Tier
 
@@ -256,6 +256,7 @@ def build_engine(
     `saved`: pass times of earlier starts; without it they are measured. `starts_compilers`: of
     grammars, now and in the background, not at the first grammar.
     """
+    folder = open_folder(settings)  # before models are loaded for nothing
     runners = load_runners(settings, on_progress)
     grammars = build_grammars(settings, runners)
     if starts_compilers:
@@ -263,7 +264,7 @@ def build_engine(
             compiler.compile(GrammarSpec(kind="json"))
     compile_kernels(settings, runners, on_progress)  # before passes are timed
     budget = measure_budget(settings, runners, on_progress, saved)
-    store = open_store(settings, runners)
+    store = open_store(folder, runners)
     engine = join(settings, runners, budget, grammars, store)
     if store is not None:
         weakref.finalize(engine, store.close)

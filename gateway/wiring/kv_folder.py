@@ -25,32 +25,32 @@ def open_seal(settings: Settings) -> Seal:
     return Seal(read_key(key))
 
 
-def open_folder(settings: Settings, seal: Seal) -> ExtentFolder | None:
-    """Return the folder; None where the settings name none. Raises EngineError."""
+def open_folder(settings: Settings) -> ExtentFolder | None:
+    """Return the folder; None where the settings name none.
+
+    Raises EngineError for a folder or a key that cannot be used.
+    """
     options = settings.engine
     if options.kv_folder is None:
         return None
     return ExtentFolder(
         options.kv_folder.expanduser(),
-        seal=seal,
+        seal=open_seal(settings),
         budget_bytes=int(options.kv_folder_gib * _GIB),
         ttl_s=options.kv_folder_ttl_s,
     )
 
 
-def open_store(settings: Settings, runners: "Runners") -> ExtentStore | None:
-    """Return the store of these runners' blocks; None where the settings name no folder.
+def open_store(folder: ExtentFolder | None, runners: "Runners") -> ExtentStore | None:
+    """Return what keeps these runners' blocks in a folder; None without one.
 
-    Raises EngineError for a folder or a key that cannot be used.
+    Raises EngineError where a model is not on a CPU.
     """
-    if settings.engine.kv_folder is None:
+    if folder is None:
         return None
     if any(runner.device.type != "cpu" for runner in runners.values()):
         raise EngineError(
             "engine.kv_folder is for models on a CPU so far: on a GPU each block would wait for a "
             "copy. Leave it unset, or use --device cpu."
         )
-    folder = open_folder(settings, open_seal(settings))
-    if folder is None:
-        return None
     return ExtentStore(folder)

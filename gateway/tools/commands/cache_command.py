@@ -103,7 +103,7 @@ def verify(folder: Folder = None, config: ConfigFile = None) -> None:
 @contextmanager
 def _opened(folder: Path | None, config: Path | None) -> "Iterator[tuple[Settings, ExtentFolder]]":
     """Open the folder; errors become a message and an exit status."""
-    from outrider.gateway.wiring.kv_folder import open_folder, open_seal
+    from outrider.gateway.wiring.kv_folder import open_folder
 
     with user_errors(usage=(SettingsError,), failed=(EngineError,)):
         flags = {} if folder is None else {"engine.kv_folder": folder}
@@ -113,7 +113,7 @@ def _opened(folder: Path | None, config: Path | None) -> "Iterator[tuple[Setting
             raise SettingsError("no folder: name one, or set engine.kv_folder")
         if not place.expanduser().is_dir():
             raise SettingsError(f"{place} is no folder")
-        opened = open_folder(settings, open_seal(settings))
+        opened = open_folder(settings)
         assert opened is not None, "the settings name a folder"
         yield settings, opened
 

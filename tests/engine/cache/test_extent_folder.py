@@ -1,7 +1,11 @@
 """A folder of extents: what is damaged is not used, what is too much goes, the rest stays."""
 
 import os
+import random
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,8 @@ from outrider.engine.cache.extent_store import ExtentStore
 from outrider.engine.cache.extents import Extent, ExtentError, ExtentHeader
 from outrider.engine.cache.sealing import Seal, read_key
 from outrider.engine.errors import EngineError
+from tests.engine.cache import killed_writer
+from tests.sizes import repeats
 from tests.stores import KEY, opened_store, stored_files
 
 ABOUT = About(model="a-model", fingerprint="f" * 32, row_s=0.01)
@@ -330,3 +336,38 @@ def test_a_key_is_made_once_and_must_be_private(tmp_path: Path) -> None:
         read_key(path)
     with pytest.raises(EngineError, match="cannot be read or made"):
         read_key(path / "below")
+
+
+@pytest.mark.slow
+def test_writers_that_are_killed_leave_nothing_that_could_be_used_or_is_too_much(
+    place: Path,
+) -> None:
+    """Two at a time in one folder, killed anywhere."""
+    rng = random.Random(5)
+    for _ in range(repeats(25, 2)):
+        writers = [
+            subprocess.Popen(
+                [sys.executable, killed_writer.__file__, str(place)], stdout=subprocess.PIPE
+            )
+            for _ in range(2)
+        ]
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"begun\n"
+        time.sleep(rng.uniform(0.0, 0.05))
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+            assert writer.stdout is not None
+            writer.stdout.close()
+        assert [error for _, error in check_extents(place, Seal(KEY)) if error is not None] == []
+        # What one does not know of the other's is found at the next look around.
+        files = [path.stat().st_size for path in place.glob("*/*") if path.suffix != ".json"]
+        assert sum(files) <= 2.5 * killed_writer.BUDGET_BYTES
+    later = Clock()
+    later.now_s = time.time() + 120.0
+    folder = folder_of(place, budget_bytes=killed_writer.BUDGET_BYTES, clock=later)
+    folder.space(killed_writer.ABOUT)
+    folder.collect()
+    assert not [*place.glob("*/.*.part")]
+    assert 0 < folder.num_bytes <= killed_writer.BUDGET_BYTES
