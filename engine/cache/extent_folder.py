@@ -116,10 +116,13 @@ class ExtentSpace:
         fields = {"model": about.model, "block_size": about.block_size, "row_s": about.row_s}
         self._replace(_ABOUT, json.dumps(fields).encode())
 
-    def scan(self) -> list[StoredExtent]:
-        """Look at the files that are there, others' too; return them."""
+    def scan(self, *, pauses: bool = False) -> list[StoredExtent]:
+        """Look at the files that are there, others' too; return them.
+
+        `pauses`: beside an engine's steps.
+        """
         known, index = self._files, dict[str, StoredExtent]()
-        found = {each.file_name: each for each in stored_extents(self.folder)}
+        found = {each.file_name: each for each in stored_extents(self.folder, pauses=pauses)}
         for each in found.values():
             if (old := known.get(each.file_name)) is not None:
                 each.num_uses = old.num_uses
@@ -284,7 +287,8 @@ class ExtentFolder:
             space = self._spaces.get(folder.name)
             about = read_about(folder) if space is None else space.about
             remove_parts(folder, now_s)
-            for each in stored_extents(folder) if space is None else space.scan():
+            found = stored_extents(folder, pauses=True)
+            for each in found if space is None else space.scan(pauses=True):
                 if now_s - each.used_s > self._ttl_s:
                     _remove(space or folder, each)
                     num_removed += 1
@@ -345,11 +349,11 @@ def read_about(folder: Path) -> About:
         return About(model="unknown", fingerprint=fingerprint)
 
 
-def stored_extents(folder: Path) -> Iterator[StoredExtent]:
+def stored_extents(folder: Path, *, pauses: bool = False) -> Iterator[StoredExtent]:
     """Yield the extents of a space, from its files' names, sizes and times."""
     with os.scandir(folder) as entries:
         for number, entry in enumerate(entries, start=1):
-            if number % _BREATH == 0:
+            if pauses and number % _BREATH == 0:
                 time.sleep(0.0005)
             if not entry.name.endswith(_SUFFIX):
                 continue
