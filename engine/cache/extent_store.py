@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
-from outrider.engine.cache.extent_folder import ExtentFolder, ExtentSpace, StoredExtent
+from outrider.engine.cache.extent_folder import ExtentFolder
+from outrider.engine.cache.extent_space import ExtentSpace, StoredExtent
 from outrider.engine.cache.extents import Extent, ExtentError
 
 logger = logging.getLogger(__name__)

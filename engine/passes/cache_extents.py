@@ -111,7 +111,11 @@ class CacheExtents:
         if block is None:
             return None
         window = self._pool.window
-        return "windowed" if window is not None and window.has(block) else "blocks"
+        if window is None:
+            return "blocks"
+        if window.has(block):
+            return "windowed"
+        return "blocks" if self._shapes else None  # nothing is left of it
 
     def _header(
         self, kind: ExtentKind, *, first: int, parent: BlockHash, hashes: tuple[BlockHash, ...]

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from outrider.engine.cache.block_pool import BlockHash, is_private, prefix_hashes
-from outrider.engine.cache.extent_folder import About, ExtentSpace, StoredExtent
+from outrider.engine.cache.extent_space import About, ExtentSpace, StoredExtent
 from outrider.engine.cache.extent_store import ExtentStore
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.cache.recurrent_lines import BOUNDARY

@@ -34,12 +34,8 @@ _MIB = 2**20
 @app.command("ls")
 def list_spaces(folder: Folder = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """List what the folder holds, by model, and what lies there besides."""
-    from outrider.engine.cache.extent_folder import (
-        other_files,
-        read_about,
-        space_folders,
-        stored_extents,
-    )
+    from outrider.engine.cache.extent_folder import other_files, space_folders
+    from outrider.engine.cache.extent_space import read_about, stored_extents
 
     with _opened(folder, config) as (_, opened):
         rows: list[dict[str, Any]] = []

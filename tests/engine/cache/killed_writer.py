@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from outrider.engine.cache.block_pool import chain_hash
-from outrider.engine.cache.extent_folder import About, ExtentFolder
+from outrider.engine.cache.extent_folder import ExtentFolder
+from outrider.engine.cache.extent_space import About
 from outrider.engine.cache.extents import Extent, ExtentHeader
 from outrider.engine.cache.sealing import Seal
 

@@ -11,14 +11,8 @@ from pathlib import Path
 import pytest
 
 from outrider.engine.cache.block_pool import BlockHash, chain_hash
-from outrider.engine.cache.extent_folder import (
-    About,
-    ExtentFolder,
-    ExtentSpace,
-    StoredExtent,
-    check_extents,
-    other_files,
-)
+from outrider.engine.cache.extent_folder import ExtentFolder, check_extents, other_files
+from outrider.engine.cache.extent_space import About, ExtentSpace, StoredExtent
 from outrider.engine.cache.extent_store import ExtentStore
 from outrider.engine.cache.extents import Extent, ExtentError, ExtentHeader
 from outrider.engine.cache.sealing import Seal, read_key
