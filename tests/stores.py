@@ -37,3 +37,9 @@ def settle(engine: Engine, store: ExtentStore) -> None:
 def stored_files(folder: Path) -> list[Path]:
     """The extents' files, those of all models."""
     return sorted(folder.glob("*/*.kv"))
+
+
+def slow_down(engine: Engine) -> None:
+    """Have an engine believe that its models are slow, so that all that is stored is read."""
+    for tier in engine.scheduler.running:
+        engine.scheduler.note_pass(tier, num_rows=100, elapsed_s=1000.0)

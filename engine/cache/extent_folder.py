@@ -14,6 +14,7 @@ import contextlib
 import stat
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -78,8 +79,12 @@ class ExtentFolder:
             ) from error
 
     def space(self, about: About) -> ExtentSpace:
-        """Return the space of a fingerprint, which is made where it is not there."""
+        """Return the space of a fingerprint, which is made where it is not there.
+
+        What computing a token takes is known from earlier engines, if there were any.
+        """
         folder = self.folder / (SPACE_PREFIX + about.fingerprint)
+        about = replace(about, row_s=read_about(folder).row_s)
         with self._checked():
             space = ExtentSpace(folder, self._seal, about, self._clock)
         self._spaces[folder.name] = space

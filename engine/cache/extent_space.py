@@ -185,7 +185,8 @@ class ExtentSpace:
         self._gone.add(stored.file_name)
         self._files.pop(stored.file_name, None)
         for key in stored.keys:
-            if self._index.get(key) is stored:
+            found = self._index.get(key)  # perhaps as it was seen since
+            if found is not None and found.file_name == stored.file_name:
                 del self._index[key]
 
     def _replace(self, file_name: str, content: bytes) -> None:

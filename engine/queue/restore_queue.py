@@ -25,7 +25,6 @@ _MOST_BYTES: Final = 512 * 2**20
 # A part of a cache's blocks that is left to running answers.
 _SPARE_PART: Final = 16
 _FIXED_S: Final = 0.002
-_UNKNOWN_WAIT_S: Final = 1.0
 _LEAST_WAIT_S: Final = 0.05
 
 
@@ -132,12 +131,13 @@ class RestoreQueue:
             if found is None:
                 continue
             read_s = _FIXED_S + self.offload.store.read_s(found.num_bytes)
-            if self.row_s(name) is None or read_s < self._saved_s(found):
+            if read_s < self._saved_s(found):
                 yield found
 
     def _saved_s(self, restorable: Restorable) -> float:
-        row_s = self.row_s(restorable.cache.name)
-        return _UNKNOWN_WAIT_S if row_s is None else row_s * restorable.num_tokens
+        """Return what computing would take: as measured here, or by an earlier engine."""
+        cache = restorable.cache
+        return (self.row_s(cache.name) or cache.space.about.row_s) * restorable.num_tokens
 
     def discard(self, request_id: str) -> bool:
         """Forget a request that ended; False if it did not wait."""
@@ -203,8 +203,8 @@ class RestoreQueue:
             if text.restorable.cache.name == sequence.tier:
                 num_now = sequence.view.count_cached_tokens(sequence.cacheable_token_ids)
                 num_tokens = num_now - text.restorable.num_held
-                row_s = self.row_s(sequence.tier) or 0.0
-                self.offload.note_restored(num_tokens, max(row_s * num_tokens - waited_s, 0.0))
+                saved_s = self._saved_s(text.restorable) * num_tokens / text.restorable.num_tokens
+                self.offload.note_restored(num_tokens, max(saved_s - waited_s, 0.0))
 
     def pause(self, timeout_s: float) -> None:
         """Wait until an extent was read, but not for long: to be called by an idle engine."""

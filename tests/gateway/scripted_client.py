@@ -16,6 +16,7 @@ from outrider.engine.events import (
     FinishReason,
     PrefillDone,
     RequestStats,
+    StoreStats,
     TierInfo,
     TierStats,
     TierSwitched,
@@ -325,6 +326,9 @@ def some_stats() -> EngineStats:
         num_unratified_tokens=6,
         num_stretched_steps=300,
         stretch_plain_steps=390.0,
+        store=StoreStats(
+            num_bytes=9000, num_restored_tokens=320, saved_s=4.5, num_damaged=1, num_dropped=12
+        ),
     )
 
 

@@ -40,7 +40,7 @@ from tests.laws.same_answers import (
     by,
     with_head,
 )
-from tests.stores import opened_store, settle
+from tests.stores import opened_store, settle, slow_down
 
 MakeEngine = Callable[..., Engine]
 PAIR = partial(shipped_pair, "bfloat16")
@@ -135,7 +135,7 @@ def test_after_a_restart_the_disk_gives_the_same_tokens_and_logprobs(
             requests,
             of=PAIR(),
             vary=by(store=store)
-            | Way(guesses=guesses, shows=("num_cached_tokens",))
+            | Way(watch=slow_down, guesses=guesses, shows=("num_cached_tokens",))
             | (ACCEPTING if guesses else AS_USUAL),
             like=COLD | ALONE | UNDRAFTED,
             within=exactly,
@@ -163,7 +163,7 @@ def test_every_layout_comes_back_from_the_disk(layout: str, tmp_path: Path) -> N
     make = partial(make_engine, pair, **options)
     right = serve_and_store(requests, tmp_path, make)
     with opened_store(tmp_path) as store:
-        vary = by(store=store, **options) | Way(shows=("num_cached_tokens",))
+        vary = by(store=store, **options) | Way(watch=slow_down, shows=("num_cached_tokens",))
         served = assert_same_answers(requests, of=pair, vary=vary, right=right)
         assert served.engine.stats().store.num_restored_tokens > 0
 
@@ -177,7 +177,9 @@ def test_a_heads_blocks_come_back_with_the_large_models(tmp_path: Path) -> None:
     ]
     serve_and_store(requests, tmp_path, partial(make_head_engine, case.pair, case.head))
     with opened_store(tmp_path) as store:
-        vary = with_head(head=case.head, store=store) | Way(shows=("num_cached_tokens",))
+        vary = with_head(head=case.head, store=store) | Way(
+            watch=slow_down, shows=("num_cached_tokens",)
+        )
         served = assert_same_answers(requests, of=case.pair, vary=vary)
     runner = head_runner(served.engine)
     for request in requests:

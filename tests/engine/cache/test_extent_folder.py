@@ -142,6 +142,24 @@ def test_a_file_that_another_engine_removed_is_missed_once(place: Path) -> None:
     assert space.match(hashes, 0) is None
 
 
+def test_what_computing_takes_is_known_from_earlier_engines(place: Path) -> None:
+    with opened_store(place) as store:
+        store.note_row_s(store.folder.space(ABOUT), 0.25)
+        store.flush()
+    assert folder_of(place).space(ABOUT).about.row_s == 0.25
+
+
+def test_what_is_removed_is_not_found_whenever_the_folder_was_looked_at(place: Path) -> None:
+    folder = folder_of(place)
+    space, hashes = folder.space(ABOUT), chain(1)
+    folder.write(space, extent_of(hashes, 0, 4))
+    stored = found(space, hashes)
+    folder.collect()
+    space.remove(stored)  # as it was known before
+    assert space.match(hashes, 0) is None
+    assert not len(space)
+
+
 def test_two_engines_that_write_one_text_leave_one_file(place: Path) -> None:
     one, other = folder_of(place), folder_of(place)
     spaces, hashes = (one.space(ABOUT), other.space(ABOUT)), chain(1)

@@ -25,7 +25,7 @@ from tests.engines import (
 )
 from tests.heads import make_head_engine, random_head, random_pair
 from tests.laws.same_answers import plainly
-from tests.stores import opened_store, settle, stored_files
+from tests.stores import opened_store, settle, slow_down, stored_files
 
 PROMPT = random_prompt(100)
 
@@ -37,7 +37,9 @@ def store(tmp_path: Path) -> Iterator[ExtentStore]:
 
 
 def engine_of(store: ExtentStore, **options: Any) -> Engine:
-    return make_engine(tiny_pair(), store=store, **options)
+    engine = make_engine(tiny_pair(), store=store, **options)
+    slow_down(engine)
+    return engine
 
 
 def request_of(name: str = "r", **options: Any) -> EngineRequest:
@@ -81,8 +83,7 @@ def test_what_was_evicted_comes_back_from_the_disk(store: ExtentStore) -> None:
     for request in (request_of(), *others):
         serve(engine, [request])
         settle(engine, store)
-    for tier in engine.scheduler.running:
-        engine.scheduler.note_pass(tier, num_rows=100, elapsed_s=100.0)  # the model is slow
+    slow_down(engine)
     again = serve(engine, [request_of()])
     assert again["r"].stats.num_cached_tokens == 96
     stats = engine.stats().store
@@ -94,7 +95,7 @@ def test_what_was_evicted_comes_back_from_the_disk(store: ExtentStore) -> None:
 
 def test_what_is_computed_faster_than_read_is_computed(store: ExtentStore) -> None:
     fill(store)
-    engine = engine_of(store)
+    engine = make_engine(tiny_pair(), store=store)
     for tier in engine.scheduler.running:
         engine.scheduler.note_pass(tier, num_rows=100, elapsed_s=1e-6)
     assert serve(engine, [request_of()])["r"].stats.num_cached_tokens == 0
@@ -182,7 +183,9 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(
 ) -> None:
     fill(store)
     StuckDisk(store, monkeypatch)
-    engine = engine_of(store)
+    engine = make_engine(tiny_pair(), store=store)
+    for tier in engine.scheduler.running:
+        engine.scheduler.note_pass(tier, num_rows=100, elapsed_s=0.5)  # a wait of 1 s at most
     answers = serve(engine, [request_of()], max_steps=10**6)
     assert answers["r"].stats.num_cached_tokens == 0
     assert texts(answers) == texts(plainly_answered())

@@ -4,7 +4,7 @@ import dataclasses
 
 import httpx
 
-from outrider.engine.events import EngineStats, TierStats
+from outrider.engine.events import EngineStats, StoreStats, TierStats
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.engines.fleet.fleet_stats import FleetStats
 from outrider.gateway.engines.fleet.pool import EnginePool
@@ -47,7 +47,10 @@ def test_a_gateway_tells_how_many_replicas_are_up(tokenizer: ChatTokenizer) -> N
 def stats(num_steps: int, num_running: int = 0) -> EngineStats:
     tier = TierStats(num_output_tokens=10 * num_steps, num_running=num_running)
     return EngineStats(
-        tiers={"large": tier}, num_steps=num_steps, accepted_per_depth=(1,) * num_steps
+        tiers={"large": tier},
+        num_steps=num_steps,
+        accepted_per_depth=(1,) * num_steps,
+        store=StoreStats(num_bytes=num_running, num_restored_tokens=num_steps),
     )
 
 
@@ -58,12 +61,14 @@ def test_sums_of_counters_never_fall() -> None:
     total = sums.total(["x", "y"])
     assert (total.num_steps, total.tiers["large"].num_running) == (8, 3)
     assert total.accepted_per_depth == (2, 2, 2, 1, 1)
+    assert total.store == StoreStats(num_bytes=3, num_restored_tokens=8)
     sums.note("x", stats(1))  # it was started anew
     assert sums.total(["x", "y"]).num_steps == 9
     sums.drop("y")
     total = sums.total(["x"])
     assert (total.num_steps, total.tiers["large"].num_output_tokens) == (9, 90)
     assert total.tiers["large"].num_running == 0
+    assert total.store == StoreStats(num_restored_tokens=9)
     assert {f.name for f in dataclasses.fields(total)} == {
         f.name for f in dataclasses.fields(EngineStats)
     }

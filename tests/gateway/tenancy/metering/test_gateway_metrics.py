@@ -32,6 +32,10 @@ def test_the_engines_numbers() -> None:
     assert found["outrider_num_requests_held", ("large",)] == 1
     assert found["outrider_request_holds_total", ("large",)] == 9
     assert found["outrider_request_held_seconds_total", ("large",)] == 2.5
+    assert found["outrider_kv_folder_bytes", ()] == 9000
+    assert found["outrider_kv_folder_restored_tokens_total", ()] == 320
+    assert found["outrider_kv_folder_saved_seconds_total", ()] == 4.5
+    assert found["outrider_kv_folder_damaged_total", ()] == 1
     assert found["outrider_engine_steps_total", ()] == 500
     assert found["outrider_spec_decode_compared_steps_total", ("large",)] == 300
     assert found["outrider_spec_decode_compared_plain_steps_total", ("large",)] == 390
