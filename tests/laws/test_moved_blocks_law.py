@@ -28,7 +28,7 @@ from tests.engines import (
 )
 from tests.heads import head_runner, make_head_engine
 from tests.laws.head_cases import head_case
-from tests.laws.mixed import long_requests
+from tests.laws.mixed import long_requests, mixed_requests
 from tests.laws.same_answers import (
     ACCEPTING,
     ALONE,
@@ -38,6 +38,7 @@ from tests.laws.same_answers import (
     Way,
     assert_same_answers,
     by,
+    few_blocks,
     with_head,
 )
 from tests.stores import opened_store, settle, slow_down
@@ -186,3 +187,18 @@ def test_a_heads_blocks_come_back_with_the_large_models(tmp_path: Path) -> None:
         first, *rest = request.prompt_token_ids
         view = runner.new_view(f":{first}:")  # the salt of a head's text
         assert view.match_prefix(rest) == len(rest) // 16 * 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_device", [False, True])
+def test_blocks_that_come_and_go_under_pressure_change_nothing(
+    on_device: bool, tmp_path: Path
+) -> None:
+    """Prompts are cut, some are pre-empted, and what is evicted comes back, turn after turn."""
+    requests = mixed_requests()
+    with opened_store(tmp_path, budget_bytes=2**21) as store:
+        pressed = few_blocks(requests, spare=4, small_blocks=60, store=store, on_device=on_device)
+        vary = pressed | ACCEPTING | Way(watch=slow_down, turns=3)
+        served = assert_same_answers(requests, vary=vary)
+        assert served.engine.stats().store.num_restored_tokens > 0
+        assert store.folder.num_bytes <= 2**21

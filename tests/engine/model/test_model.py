@@ -269,6 +269,7 @@ def test_longrope_has_short_factors_where_no_more_is_served(tmp_path: Path) -> N
     assert_equal_logits(run(short, new_cache(short), rows).logits, hf_logits(hf, token_ids))
     long = DecoderModel.load(str(tmp_path))
     assert not torch.allclose(run(long, new_cache(long), rows).logits, hf_logits(hf, token_ids))
+    assert long.numerics != short.numerics
 
 
 @pytest.mark.parametrize(
