@@ -28,6 +28,8 @@ RowSeconds = Callable[[str], float | None]
 _MOST_WAITING: Final = 4096
 # How long an idle engine sleeps for the disk; commands wait behind it.
 _PAUSE_S: Final = 0.003
+# The share of the time that reading blocks may take where answers wait for it.
+_BUSY_SHARE: Final = 0.01
 # Extents that a step with nothing else to do reads from the caches.
 _IDLE_EXTENTS: Final = 8
 
@@ -100,6 +102,7 @@ class BlockOffload:
         }
         self._waiting: deque[_Run] = deque()
         self._num_dropped = 0
+        self._next_s = 0.0  # when the next extent is due beside passes
         self._restored_tokens = 0
         self._saved_s = 0.0
         store.collect()
@@ -145,7 +148,7 @@ class BlockOffload:
         self._waiting.append(_Run(cache=cache, first=first, parent=parent, hashes=tuple(hashes)))
 
     def step(self, row_s: RowSeconds, *, is_idle: bool) -> None:
-        """Read what waits from the caches: one extent beside a pass, some where nothing else is.
+        """Read what waits from the caches: now and then beside passes, at once where none are.
 
         `row_s`: what computing a token of a cache's model takes, None where it is not known.
         """
@@ -156,17 +159,23 @@ class BlockOffload:
             if now_s is not None and not _is_near(now_s, cache.space.about.row_s):
                 self.store.note_row_s(cache.space, now_s)
         for _ in range(_IDLE_EXTENTS if is_idle else 1):
-            if not self._waiting or not self.store.has_room:
+            is_due = is_idle or time.perf_counter() >= self._next_s
+            if not self._waiting or not self.store.has_room or not is_due:
                 return
-            run = self._waiting.popleft()
-            run.cache.queued.discard(run.hashes[-1])
-            extents = run.cache.runner.extents.export_blocks(
-                run.hashes, first=run.first, parent=run.parent
-            )
-            if not extents:  # evicted meanwhile
-                self._num_dropped += 1
-            for extent in extents:
-                self.store.write(run.cache.space, extent)
+            self._export(self._waiting.popleft())
+
+    def _export(self, run: _Run) -> None:
+        begun_s = time.perf_counter()
+        run.cache.queued.discard(run.hashes[-1])
+        extents = run.cache.runner.extents.export_blocks(
+            run.hashes, first=run.first, parent=run.parent
+        )
+        if not extents:  # evicted meanwhile
+            self._num_dropped += 1
+        for extent in extents:
+            self.store.write(run.cache.space, extent)
+        ended_s = time.perf_counter()
+        self._next_s = ended_s + (ended_s - begun_s) / _BUSY_SHARE
 
     # ---- in ---------------------------------------------------------------------------------
 
