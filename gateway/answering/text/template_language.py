@@ -17,6 +17,8 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+_DICT_ATTRIBUTES: Final = frozenset(dir(dict))
+
 
 class _Generation(Extension):
     """The tag `generation`: it marks what the model wrote and renders what is in it."""
@@ -93,8 +95,24 @@ def _tojson(
     )
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's, which finds the fields of messages without asking for an attribute first."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return what `obj.attribute` is in a template.
+
+        Jinja asks a dictionary for an attribute before it looks for a field: the error that says
+        that there is none takes 7,000 instructions, for each field of each message.
+        """
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            if attribute in obj:
+                return obj[attribute]
+            return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
