@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Literal, get_args
 
 Tier = Literal["small", "large"]
@@ -40,6 +41,7 @@ _BOUNDS: Final = (
     ("frequency_penalty", -2.0, 2.0, "in [-2, 2]"),
     ("repetition_penalty", _LEAST, 10.0, "in (0, 10]"),
 )
+_bounded_values: Final = attrgetter(*(name for name, *_ in _BOUNDS))
 
 # Noise moves the argmax only between logits less than 26 temperatures apart; far below this one,
 # logits / temperature overflow float32 and any token could win.
@@ -117,19 +119,21 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
-        for name, low, high, allowed in _BOUNDS:
-            value = getattr(self, name)
+        for value, (name, low, high, allowed) in zip(_bounded_values(self), _BOUNDS, strict=True):
             if not low <= value <= high:
                 raise ValueError(f"{name}={value} must be {allowed}")
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise ValueError(
                 f"min_tokens={self.min_tokens} must be in [0, max_tokens={self.max_tokens}]"
             )
-        for name in ("num_logprobs", "num_prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 20:
-                raise ValueError(f"{name}={value} must be None or in [0, 20]")
-        self._check_tokens()
+        for name, count in (
+            ("num_logprobs", self.num_logprobs),
+            ("num_prompt_logprobs", self.num_prompt_logprobs),
+        ):
+            if count is not None and not 0 <= count <= 20:
+                raise ValueError(f"{name}={count} must be None or in [0, 20]")
+        if self.stop_token_ids or self.logit_bias:
+            self._check_tokens()
 
     def _check_tokens(self) -> None:
         """Raise ValueError for token ids that would reach into another row, or too many of them."""
