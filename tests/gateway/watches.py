@@ -3,6 +3,7 @@
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -198,18 +199,17 @@ def collect(
         clock = asyncio.get_running_loop().time
         generation = Generation(engine, job, metrics or GatewayMetrics(), clock)
         outcome = Outcome(generation, [], [])
-        stream = generation.deltas()
         try:
-            while len(outcome.deltas) < take:
-                delta = await anext(stream, None)
-                if delta is None:
-                    break
-                outcome.deltas.append(delta)
-                outcome.times_s.append(clock())
+            with generation:
+                async with aclosing(generation.steps()) as steps:
+                    while len(outcome.deltas) < take:
+                        step = await anext(steps, None)
+                        if step is None:
+                            break
+                        outcome.deltas.extend(step)
+                        outcome.times_s.extend(clock() for _ in step)
         except Exception as error:  # noqa: BLE001 - the test looks at it
             outcome = replace(outcome, error=error)
-        finally:
-            await stream.aclose()
         assert len(asyncio.all_tasks()) == 1, "a task was left behind"
         return outcome
 

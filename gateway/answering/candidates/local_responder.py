@@ -1,7 +1,7 @@
 """Answers of the local models, as parts of a response's body."""
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -74,13 +74,14 @@ class LocalResponder:
         )
         collected: list[Delta] = []
         try:
-            async with aclosing(self._generation.deltas()) as deltas:
-                async for delta in deltas:
-                    self._note(delta)
-                    if writing.is_streamed:
-                        yield writer.chunk(delta)
-                    else:
-                        collected.append(delta)
+            with self._generation as generation:
+                async with aclosing(generation.steps()) as steps:
+                    async for deltas in steps:  # this runs for each step of each client
+                        self._note(deltas)
+                        if writing.is_streamed:
+                            yield writer.chunks(deltas)
+                        else:
+                            collected += deltas
         except AnswerEscalated as signal:
             self._end_ticket()
             self._strong_answer, self.escalated_to = signal.answer, signal.answer.place
@@ -97,13 +98,14 @@ class LocalResponder:
         if self._on_answered is not None:
             self._on_answered(tuple("".join(self._texts[i]) for i in sorted(self._texts)))
 
-    def _note(self, delta: Delta) -> None:
-        """Count one more delta. This runs for each token of each client."""
+    def _note(self, deltas: Sequence[Delta]) -> None:
+        """Note a step's text."""
         if not self._has_begun:
             self._has_begun = True
             self._ticket.first_text()
         if self._keeps_text:
-            self._keep(delta)
+            for delta in deltas:
+                self._keep(delta)
 
     def _end_ticket(self) -> None:
         """End the ticket: the models are done with the request. A second call does nothing."""

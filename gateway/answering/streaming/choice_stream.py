@@ -50,7 +50,7 @@ class WatchUsage:
 
 
 class ChoiceStream:
-    """One choice that no watch holds back (see `WatchedStream`). Use `deltas` once."""
+    """One choice that no watch holds back (see `WatchedStream`). Use `steps` once."""
 
     def __init__(
         self,
@@ -77,8 +77,9 @@ class ChoiceStream:
         self._readers: list[EventReader] = []
         self._record = _AnswerRecord() if job.on_answer or job.schema else None
 
-    async def deltas(self) -> AsyncGenerator[Delta]:
-        """Yield the text as it may be sent. Closing this aborts what still runs.
+    async def steps(self) -> AsyncGenerator[Sequence[Delta]]:
+        """Yield the text as it may be sent, that of one step together. Closing this aborts what
+        still runs.
 
         Raises the engine's refusal, EngineLostError or GenerationError (also for an answer that
         does not conform to its schema), and AnswerEscalated where an upstream tier answers in its
@@ -87,10 +88,10 @@ class ChoiceStream:
         try:
             ready = await self._begin()
             while self.choice.finish_reason is None:
-                for delta in ready:
-                    yield delta
-                if self._record is not None:
-                    self._record.add(ready)
+                if ready:
+                    yield ready
+                    if self._record is not None:
+                        self._record.add(ready)
                 ready = await self._next_deltas()
         finally:
             await self._close()
@@ -99,8 +100,8 @@ class ChoiceStream:
             self._record.add(ready)
             self._check_form(self._record, ready)
             self._report_answer(self._record)
-        for delta in ready:
-            yield delta
+        if ready:
+            yield ready
 
     @property
     def written(self) -> tuple[tuple[Tier, int], ...]:

@@ -1,8 +1,9 @@
 """One API request while the engine works on it: the text of all its choices, and its figures."""
 
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Sequence
+from types import TracebackType
+from typing import Self
 
 from outrider.gateway.answering.jobs.job import ChoicePlan, Job
 from outrider.gateway.answering.streaming.choice import Choice
@@ -20,7 +21,7 @@ __all__ = ["Choice", "ChoicePlan", "Delta", "Generation", "Job"]
 
 
 class Generation:
-    """One API request while the engine works on it."""
+    """One API request while the engine works on it. Entered while its `steps` are read."""
 
     def __init__(
         self,
@@ -43,27 +44,34 @@ class Generation:
         self._metrics = metrics
         self._clock = clock
 
-    async def deltas(self) -> AsyncGenerator[Delta]:
+    def steps(self) -> AsyncGenerator[Sequence[Delta]]:
         """Yield the text of all choices as it comes. Closing this aborts what still runs.
 
         Raises the engine's refusal, EngineLostError or GenerationError, and AnswerEscalated where
         an upstream tier answers in its place.
         """
-        streams = [stream.deltas() for stream in self._streams]
-        try:
-            async with aclosing(streams[0] if len(streams) == 1 else merge(streams)) as merged:
-                async for delta in merged:
-                    yield delta
+        streams = [stream.steps() for stream in self._streams]
+        return streams[0] if len(streams) == 1 else merge(streams)
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Note how it ended; what was closed or cancelled before its end was aborted."""
+        if error is None:
             self.outcome = "stop"
-        except AnswerEscalated:
+        elif isinstance(error, AnswerEscalated):
             self.outcome = "handed_over"
-            raise
-        except Exception as error:
+        elif isinstance(error, Exception):
             self.outcome = "error"
             self.failure = str(getattr(error, "code", None) or type(error).__name__)
-            raise
-        finally:
-            self._record()
+        self._record()
 
     @property
     def choices(self) -> list[Choice]:

@@ -291,17 +291,35 @@ class ChunkWriter:
         self._with_trace = with_trace
         self._head = b""
         self._tail = (b',"usage":null' if with_usage else b"") + b"}\n\n"
+        job = generation.job
+        has_more = self._has_extras or with_trace or with_running_usage
+        self._is_plain = job.endpoint == "chat" and job.num_top_logprobs is None and not has_more
+        self._text_heads: dict[int, bytes] = {}
+        """What stands in front of a text, by choice, where nothing but texts differs."""
+        self._text_tail = b'},"logprobs":null,"finish_reason":null}]' + self._tail
         sent = origin.continues
         self._answer_id = generation.job.job_id if sent is None else sent.answer_id
         self._begun: set[int] = set() if sent is None else {0}
         self._num_open = len(generation.choices)
 
-    def chunk(self, delta: Delta) -> bytes:
+    def chunks(self, deltas: Sequence[Delta]) -> bytes:
+        """Write an event for each delta of a step. This runs for each step of each client."""
+        if len(deltas) == 1:
+            return self._chunk(deltas[0])
+        return b"".join(map(self._chunk, deltas))
+
+    def _chunk(self, delta: Delta) -> bytes:
         """Write one event. Without a usage chunk, the last one carries the report."""
+        text_head = self._text_heads.get(delta.index)
+        if text_head and delta.kind == "content" and delta.text and delta.finish_reason is None:
+            return text_head + encode_text(delta.text) + self._text_tail
         self._head = self._head or self._begin()
         is_first = delta.index not in self._begun
         if is_first:
             self._begun.add(delta.index)
+        if self._is_plain:
+            text_head = self._head + b'{"index":%d,"delta":{"content":' % delta.index
+            self._text_heads[delta.index] = text_head
         body = self._form.choice_body(delta, is_first=is_first)
         parts = [self._head, b'{"index":%d,' % delta.index, body, self._reason(delta)]
         if self._has_extras:

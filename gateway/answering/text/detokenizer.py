@@ -10,10 +10,10 @@ One difference on purpose: where byte tokens of a sentencepiece vocabulary break
 `tokenizer.decode` also destroys the valid characters before them; here they were already sent.
 """
 
-import codecs
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from encodings.utf_8 import IncrementalDecoder
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from outrider.draft.text.vocabulary import decoder_steps, vocabulary_bytes
@@ -67,7 +67,7 @@ class TableDetokenizer:
     def __init__(self, table: TokenTable, after: Sequence[int] = ()) -> None:
         self._token_bytes = table.token_bytes
         self._num_tokens = len(table.token_bytes)
-        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._decoder = IncrementalDecoder(errors="replace")
         goes_on = any(map(table.bytes_of, reversed(after)))
         self._spaces_to_drop = 0 if goes_on else table.max_leading_spaces
 
@@ -80,18 +80,21 @@ class TableDetokenizer:
             num_spaces = len(token_bytes) - len(token_bytes.lstrip(b" "))
             token_bytes = token_bytes[min(num_spaces, self._spaces_to_drop) :]
             self._spaces_to_drop = 0
-        return self._decode(token_bytes)
+        return self._decoder.decode(token_bytes)
 
     def push_all(self, token_ids: Iterable[int]) -> str:
         """Return the text that these tokens complete together."""
         if self._spaces_to_drop:
             return "".join(map(self.push, token_ids))
         found, most = self._token_bytes, self._num_tokens
-        return self._decode(b"".join([found[i] for i in token_ids if i < most]))
+        joined = b"".join([found[i] for i in token_ids if i < most])
+        if joined.isascii() and not self._decoder.buffer:  # by far the most steps
+            return joined.decode()
+        return self._decoder.decode(joined)
 
     def flush(self) -> str:
         """Return the rest at the end: a replacement character for an incomplete one."""
-        return self._decode(b"", True)
+        return self._decoder.decode(b"", True)
 
 
 class WindowDetokenizer:

@@ -109,7 +109,7 @@ def job_for(
 
 async def collect(client: EngineClient, job: Job) -> Outcome:
     generation = Generation(client, job, GatewayMetrics())
-    deltas = [delta async for delta in generation.deltas()]
+    deltas = [delta async for step in generation.steps() for delta in step]
     return Outcome(generation, deltas, [])
 
 

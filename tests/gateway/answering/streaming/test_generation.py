@@ -259,8 +259,8 @@ async def test_a_stop_string_aborts_before_the_client_is_served(
     steps = [Step(token_ids=tuple(encode("ab STOP")))]
     generation, engine = generation_of(tokenizer, Script(steps=steps, hangs=True), stops=("STOP",))
 
-    async with aclosing(generation.deltas()) as deltas:
-        assert (await anext(deltas)).text == "ab "
+    async with aclosing(generation.steps()) as steps:
+        assert [delta.text for delta in await anext(steps)] == ["ab ", ""]
         assert engine.aborted == ["r-0"]
 
 
@@ -272,8 +272,8 @@ def test_closing_aborts_every_choice(
     generation, engine = generation_of(tokenizer, Script(steps=steps, hangs=True), n=n)
 
     async def main() -> None:
-        async with aclosing(generation.deltas()) as deltas:
-            await anext(deltas)
+        async with aclosing(generation.steps()) as steps:
+            await anext(steps)
             assert len(engine.running) == n
 
     asyncio.run(main())
@@ -293,7 +293,7 @@ def test_one_choice_that_fails_aborts_the_others(
     )
 
     async def main() -> list[Delta]:
-        return [delta async for delta in generation.deltas()]
+        return [delta async for step in generation.steps() for delta in step]
 
     with pytest.raises(EngineLostError, match="gone"):
         asyncio.run(main())

@@ -346,7 +346,7 @@ def test_leaving_while_text_is_held_aborts(
 
     async def main() -> None:
         generation = Generation(engine, job, GatewayMetrics(), asyncio.get_running_loop().time)
-        first = asyncio.create_task(anext(generation.deltas()))
+        first = asyncio.create_task(anext(generation.steps()))
         for _ in range(50):
             await asyncio.sleep(0.01)
         assert len(engine.running) == n
