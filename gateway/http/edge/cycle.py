@@ -26,6 +26,8 @@ class EdgeCycle(RequestResponseCycle):
         super().__init__(transport=cast("asyncio.Transport", transport), **parts)
         self.flush = transport.flush
         """Writes what the transport holds back."""
+        self._writes_chunks = False
+        """The length of the body is not known before its end."""
         self._departure = Departure(self.flow.resume_reading)
         cast("dict[str, Any]", self.scope)["extensions"] = {EXTENSION: self._departure}
 
@@ -37,9 +39,22 @@ class EdgeCycle(RequestResponseCycle):
 
     def send(self, message: ASGISendEvent) -> Coroutine[Any, Any, None]:
         """Send a part of the answer; see ASGI. No coroutine of its own: it runs for each chunk."""
-        if message["type"] != "http.response.start" or self.response_started or self.access_log:
-            return super().send(message)
-        return self._begin(message)
+        if message["type"] == "http.response.body":
+            is_last = self.response_complete or not message.get("more_body")
+            if self._writes_chunks and not is_last:
+                return self._write_chunk(message.get("body", b""))
+        elif message["type"] == "http.response.start" and not (
+            self.response_started or self.access_log
+        ):
+            return self._begin(message)
+        return super().send(message)
+
+    async def _write_chunk(self, body: bytes) -> None:
+        """Write a part of a body that is not its last."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if body and not self.disconnected:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
     async def _begin(self, message: HTTPResponseStartEvent) -> None:
         if self.flow.write_paused and not self.disconnected:
@@ -72,5 +87,6 @@ class EdgeCycle(RequestResponseCycle):
         if self.chunked_encoding is None and has_body:
             self.chunked_encoding = True
             head.append(b"transfer-encoding: chunked\r\n")
+        self._writes_chunks = has_body and bool(self.chunked_encoding)
         head.append(b"\r\n")
         self.transport.write(b"".join(head))
