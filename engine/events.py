@@ -11,13 +11,13 @@ from typing import Literal
 
 from outrider.engine.request import AdapterRef
 from outrider.engine.trace import StepTrace
-from outrider.verifier.params import Source, Tier
+from outrider.verifier.params import Source, Tier, record
 from outrider.verifier.token_logprobs import PromptLogprobs, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class PrefillDone:
     """The whole prompt is in the KV cache."""
 
@@ -37,7 +37,7 @@ class PrefillDone:
     """Keywords of lenient schemas that the grammar leaves out, as `place#pointer`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class TokensEmitted:
     """Tokens accepted in one step."""
 
@@ -78,7 +78,7 @@ class TierSwitched:
     goes on behind them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class TierWork:
     """The work of one tier's model for one request, however the request ended.
 
@@ -113,7 +113,7 @@ class TierWork:
     """Tokens that the prefix cache held, at every start."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class RequestStats:
     """The resources that a request used.
 
@@ -142,7 +142,7 @@ class RequestStats:
         return self.num_output_tokens / self.num_steps if self.num_steps else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The request ended by itself or was aborted; its blocks are free."""
 

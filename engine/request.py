@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from outrider.verifier.params import CascadeParams, SamplingParams, Source, Tier
+from outrider.verifier.params import CascadeParams, SamplingParams, Source, Tier, record
 
 # How urgent a request is to its queue.
 HIGH: Final = 1
@@ -112,7 +112,7 @@ class AdapterRef:
     """Another version is read anew, also where the folder is the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """One sequence to generate. The n choices of an API request are n engine requests.
 

@@ -7,17 +7,16 @@ that sends the same messages again continues it; without the process's key a dig
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
-from outrider.verifier.params import Tier
+from outrider.verifier.params import Tier, record
 
 _DIGEST_BYTES: Final = 16
 Calls = Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Turn:
     """A past answer: its tier, the tokens of prompt and answer, and its time (s)."""
 
@@ -39,6 +38,11 @@ class ConversationDigest:
 
         `calls`: (function's name, arguments as text) of an assistant's message.
         """
+        if not calls:  # by far the most
+            who = role.encode("utf-8", "surrogatepass")
+            said = text.strip().encode("utf-8", "surrogatepass")
+            self._hash.update(b"%d,%d;%b%b" % (len(who), len(said), who, said))
+            return
         parts = [role, text.strip()]
         for name, arguments in calls:
             parts += (name, arguments.strip())

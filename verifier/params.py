@@ -3,7 +3,22 @@
 import math
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
+
+__all__ = ["record"]  # for type checkers, which see an import
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as record
+else:
+
+    def record(*, frozen: bool, **options):
+        """Make a dataclass that is frozen for type checkers alone.
+
+        A frozen one sets each field through a call of 1,100 instructions, a plain one takes 30; and
+        each token of each request makes some.
+        """
+        return dataclass(unsafe_hash=frozen, **options)
+
 
 Tier = Literal["small", "large"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
@@ -76,7 +91,7 @@ class ThinkingBudget:
                 raise ValueError(f"token ids of {name} must be in [0, {_MOST_COUNT}]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Parameters that choose a token from the target's distribution.
 

@@ -46,13 +46,13 @@ from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.router.guard import GuardOutcome
 from outrider.router.watch import WatchPlan
-from outrider.verifier.params import Tier
+from outrider.verifier.params import Tier, record
 
 # Drawn seeds stay below 2**53, so that every JSON reader gives them back unchanged.
 _SEED_BITS: Final = 53
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class BuiltJob:
     """A job, with the prompts and the choice of tier that it was built from."""
 

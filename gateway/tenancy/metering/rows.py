@@ -11,14 +11,14 @@ from outrider.gateway.contract.schema.kinds import Units
 from outrider.gateway.tenancy.ledger.row import LedgerRow, RowKind, RowOutcome
 from outrider.gateway.upstream.attempts import UpstreamAttempt
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
-from outrider.verifier.params import Tier
+from outrider.verifier.params import Tier, record
 
 _NOTHING: Final = TierWork(tier="small")
 Template = Callable[..., LedgerRow]
 """Makes a row with the fields that all rows of the request share."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Tokens:
     """The tokens that the client pays for, and the images or the sound."""
 
@@ -28,12 +28,15 @@ class Tokens:
     units: Units | None = None
 
 
+_NO_TOKENS: Final = Tokens()
+
+
 @dataclass(slots=True, kw_only=True)
 class Entry:
     """A row in the making. `charged`: the tokens that the client pays for, of this attempt."""
 
     row: LedgerRow
-    charged: Tokens = Tokens()
+    charged: Tokens = _NO_TOKENS
     units: Units | None = None
     """Images made, or sound worked on."""
 
