@@ -1,7 +1,7 @@
 """Limits of one process, counted in its memory."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, Final
 
 from outrider.gateway.contract.errors.tree import StorageError
@@ -14,6 +14,7 @@ from outrider.gateway.tenancy.limits.limit_rules import (
     LimitDemand,
     LimitPlan,
     LimitRule,
+    Unit,
     ordered,
 )
 from outrider.gateway.tenancy.limits.limiter import LimitState
@@ -52,6 +53,22 @@ class _Plan:
         """Return the states of the rules in `demands`."""
         return ordered([self.state(i, moment) for i, _ in demands])
 
+    def tightest(self, positions: Iterable[int], moment: ClockTimes) -> list[LimitState]:
+        """Return the states that headers tell of, those with the least left of their unit."""
+        rules, is_told = self.limits.rules, self.limits.is_told
+        least: dict[Unit, tuple[int, list[int]]] = {}
+        for i in positions:
+            if not is_told[i]:
+                continue
+            rule = rules[i]
+            left = max(0, rule.limit - self.counters[i].used(moment))
+            most, at = least.get(rule.unit, (left, []))
+            if left < most or not at:
+                least[rule.unit] = (left, [i])
+            elif left == most:
+                at.append(i)
+        return [self.state(i, moment) for _, at in least.values() for i in at]
+
     def state(self, position: int, moment: ClockTimes) -> LimitState:
         """Return the state of one rule."""
         rule, counter = self.limits.rules[position], self.counters[position]
@@ -85,9 +102,8 @@ class MemoryReservation:
 
     @property
     def reported(self) -> list[LimitState]:
-        """Return those of the states that headers tell of."""
-        plan, moment, is_told = self.plan, self._limiter.moment(), self.plan.limits.is_told
-        return [plan.state(i, moment) for i in self._entries if is_told[i]]
+        """Return the states that headers tell of: where the least is left of each unit."""
+        return self.plan.tightest(self._entries, self._limiter.moment())
 
     @property
     def reserved(self) -> Want:
