@@ -128,7 +128,7 @@ class FallbackChain:
         begun: _Begun | None = await self._begin()
         ignored = () if self._current is None else tuple(self._current.ignored_fields)
         if self.responder is not None:
-            ignored += self.responder.facts.left_out
+            ignored += self.responder.left_out
         if ignored:
             self.headers["x-outrider-ignored-fields"] = _listed(ignored)
         while begun is not None:

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from outrider.gateway.answering.candidates.local_load import LoadTicket
 from outrider.gateway.answering.streaming import sse
@@ -17,9 +16,10 @@ from outrider.gateway.contract.answers.responder import (
     RouteReason,
     StrongAnswer,
 )
+from outrider.verifier.params import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Writing:
     """The form in which an answer is written."""
 
@@ -160,8 +160,15 @@ class LocalResponder:
             num_drafted_tokens=used.num_drafted_tokens,
             num_accepted_tokens=used.num_accepted_tokens,
             is_cut_by_limit=generation.is_cut_by_limit,
-            left_out=tuple(map(_field_of, generation.left_out)),
+            left_out=self.left_out,
         )
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the grammar of the answer does not enforce, as the request's fields."""
+        if self._strong_answer is not None:
+            return self._strong_answer.responder.left_out
+        return tuple(map(_field_of, self._generation.left_out))
 
 
 def _field_of(left_out: str) -> str:

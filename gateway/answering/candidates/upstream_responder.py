@@ -354,6 +354,11 @@ class UpstreamResponder:
         )
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """Nothing that is known: a server enforces what it can."""
+        return ()
+
+    @property
     def facts(self) -> AnswerFacts:
         """The facts, as far as they are known."""
         answer, origin = self._answer, self._origin

@@ -72,6 +72,11 @@ class WatchedResponder(UpstreamResponder):
         return super().facts if self._strong_answer is None else self._strong_answer.responder.facts
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the answer's grammar does not enforce, where a local model answers in the end."""
+        return () if self._strong_answer is None else self._strong_answer.responder.left_out
+
+    @property
     def unfinished(self) -> PartialAnswer | None:
         """The sent text; None where more than plain text was sent."""
         return (

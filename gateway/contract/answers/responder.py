@@ -103,6 +103,10 @@ class Responder(Protocol):
         """The facts as far as they are known; the answering tier is, with the first part."""
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """Those of the facts that are known with the first part (`AnswerFacts.left_out`)."""
+
+    @property
     def unfinished(self) -> PartialAnswer | None:
         """The sent part of an answer that another tier can continue; None where none can."""
 
