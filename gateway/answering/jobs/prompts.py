@@ -55,9 +55,14 @@ class Dialogue:
             _add_to(self._digest, message)
         self._rest = tuple(messages[num_before:])
         self._turn = memory.recall(self._digest) if answers else None
-        self.is_tool_loop = is_tool_loop(
+        self._messages = messages
+
+    @property
+    def is_tool_loop(self) -> bool:
+        """Return whether the last answer's calls have results."""
+        return is_tool_loop(
             (message.role, isinstance(message, AssistantMessage) and bool(message.tool_calls))
-            for message in messages
+            for message in self._messages
         )
 
     @property

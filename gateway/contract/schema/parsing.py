@@ -119,7 +119,7 @@ def _check(setting: str, count: int, limit: int) -> None:
 
 
 _OPTIONS: Final = "outrider"
-_OBJECT: Final = b"{"
+_OBJECT: Final = ord("{")
 _MAX_SHOWN_CHARS: Final = 80
 _MAX_DEPTH: Final = 2
 """Levels of objects below `outrider`; its schema refuses deeper ones."""
@@ -133,8 +133,9 @@ def refuse_doubled_names(body: bytes) -> None:
     is refused as well: call it behind the reader that says so in better words.
     """
     try:
-        for name, value in _reader.members(body, "").items():
-            _refuse_within(value, name, _MAX_DEPTH if name == _OPTIONS else 0)
+        reader = _readers.of_thread
+        for name, value in reader.members(body, "").items():
+            _refuse_within(reader, value, name, _MAX_DEPTH if name == _OPTIONS else 0)
     except (ValueError, RecursionError) as error:
         # Some readers take NaN and numbers beyond all bounds, which are no JSON.
         raise BadRequestError(
@@ -155,13 +156,13 @@ def naming(body: bytes, model: str) -> bytes:
     return msgspec.json.encode(fields | {"model": model})
 
 
-def _refuse_within(value: msgspec.Raw, path: str, depth: int) -> None:
+def _refuse_within(reader: "_MemberReader", value: msgspec.Raw, path: str, depth: int) -> None:
     """Look at an object, and at objects in it `depth` levels down. No option is a list of them."""
-    if bytes(memoryview(value)[:1]) != _OBJECT:
+    if memoryview(value)[0] != _OBJECT:
         return
-    for name, inner in _reader.members(value, f"{path}.").items():
+    for name, inner in reader.members(value, f"{path}.").items():
         if depth:
-            _refuse_within(inner, f"{path}.{name}", depth - 1)
+            _refuse_within(reader, inner, f"{path}.{name}", depth - 1)
 
 
 class _Name:
@@ -173,8 +174,8 @@ class _Name:
         self.text = text
 
 
-class _MemberReader(threading.local):
-    """Reads the members of one object at a time; one reader a thread."""
+class _MemberReader:
+    """Reads the members of one object at a time."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -200,7 +201,14 @@ class _MemberReader(threading.local):
         return _Name(name)
 
 
-_reader: Final = _MemberReader()
+class _Readers(threading.local):
+    """One reader for each thread."""
+
+    def __init__(self) -> None:
+        self.of_thread = _MemberReader()
+
+
+_readers: Final = _Readers()
 
 
 Parsed = TypeVar("Parsed", bound=BaseModel)

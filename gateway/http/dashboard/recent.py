@@ -68,28 +68,27 @@ class RecentOutcomes:
         self._capacity = capacity
         self._started_s = clock()
         self._num_seen = 0
-        self._columns: dict[str, Column] = {
-            name: np.zeros(capacity, dtype) for name, dtype in _COLUMNS.items()
-        }
+        self._table = np.zeros(capacity, list(_COLUMNS.items()))
         self._tiers = _Names()
         self._classes = _Names()
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Note a request that is over."""
-        row, columns = self._num_seen % self._capacity, self._columns
         is_attained = attained(outcome)
-        columns["at_s"][row] = self._clock()
-        columns["owner"][row] = _owner(outcome.team_id or outcome.key_id)
-        columns["ttft_s"][row] = _number(outcome.ttft_s)
-        columns["inter_token_s"][row] = _number(outcome.inter_token_s)
-        columns["duration_s"][row] = outcome.duration_s
-        columns["num_tokens"][row] = outcome.num_completion_tokens
-        columns["cost_nanos"][row] = outcome.cost_nanos
-        columns["charge_nanos"][row] = outcome.charge_nanos
-        columns["ending"][row] = _ENDING_CODES[outcome.ending]
-        columns["attained"][row] = -1 if is_attained is None else is_attained
-        columns["tier"][row] = self._tiers.code(outcome.tier)
-        columns["slo_class"][row] = self._classes.code(outcome.slo_class)
+        self._table[self._num_seen % self._capacity] = (  # in the order of _COLUMNS
+            self._clock(),
+            _owner(outcome.team_id or outcome.key_id),
+            _number(outcome.ttft_s),
+            _number(outcome.inter_token_s),
+            outcome.duration_s,
+            outcome.num_completion_tokens,
+            outcome.cost_nanos,
+            outcome.charge_nanos,
+            _ENDING_CODES[outcome.ending],
+            -1 if is_attained is None else is_attained,
+            self._tiers.code(outcome.tier),
+            self._classes.code(outcome.slo_class),
+        )
         self._num_seen += 1
 
     def rows(self, tenant: str | None = None) -> RecentRows:
@@ -97,13 +96,13 @@ class RecentOutcomes:
         now_s = self._clock()
         num_rows = min(self._num_seen, self._capacity)
         first = self._num_seen % self._capacity if num_rows == self._capacity else 0
-        at_s = np.roll(self._columns["at_s"][:num_rows], -first)
+        at_s = np.roll(self._table["at_s"][:num_rows], -first)
         window_s = min(WINDOW_S, now_s - self._started_s)
         if num_rows == self._capacity:
             window_s = min(window_s, now_s - float(at_s[0]))
         is_wanted = at_s >= now_s - window_s
         if tenant is not None:
-            owners = np.roll(self._columns["owner"][:num_rows], -first)
+            owners = np.roll(self._table["owner"][:num_rows], -first)
             is_wanted &= owners == _owner(tenant)
         return RecentRows(
             now_s=now_s,
@@ -111,8 +110,7 @@ class RecentOutcomes:
             tiers=self._tiers.names,
             classes=self._classes.names,
             columns={
-                name: np.roll(column[:num_rows], -first)[is_wanted]
-                for name, column in self._columns.items()
+                name: np.roll(self._table[name][:num_rows], -first)[is_wanted] for name in _COLUMNS
             },
         )
 
