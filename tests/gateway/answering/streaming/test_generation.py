@@ -1,6 +1,8 @@
 """Engine events to deltas: text, pieces, log-probabilities and counts stay consistent."""
 
 import asyncio
+import json
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 
 from outrider.engine.events import TokensEmitted
 from outrider.engine.request import EngineRequest
+from outrider.gateway.answering.candidates.local_load import LocalLoad
+from outrider.gateway.answering.candidates.local_responder import LocalResponder, Writing
 from outrider.gateway.answering.streaming.fan_in import merge
 from outrider.gateway.answering.streaming.generation import (
     Choice,
@@ -20,6 +24,7 @@ from outrider.gateway.answering.streaming.generation import (
     Job,
 )
 from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.contract.answers.responder import DIRECT
 from outrider.gateway.contract.errors.tree import EngineLostError
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.verifier.params import SamplingParams
@@ -262,6 +267,27 @@ async def test_a_stop_string_aborts_before_the_client_is_served(
     async with aclosing(generation.steps()) as steps:
         assert [delta.text for delta in await anext(steps)] == ["ab ", ""]
         assert engine.aborted == ["r-0"]
+
+
+async def test_the_events_of_a_step_are_one_part_of_the_stream(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
+) -> None:
+    """Which is one write to the client. Later texts look as the first one, but for its role."""
+    steps = [Step(token_ids=tuple(encode(text))) for text in ("one", ' "two"', " three STOP")]
+    generation, _ = generation_of(tokenizer, Script(steps=steps, hangs=True), stops=("STOP",))
+    load = LocalLoad(time.monotonic).admit()
+    responder = LocalResponder(generation, Writing(is_streamed=True), DIRECT, load)
+
+    parts = [part async for part in responder.parts()]
+
+    assert [part.count(b"data: ") for part in parts] == [1, 1, 2, 1]
+    events = b"".join(parts).removesuffix(b"data: [DONE]\n\n").split(b"data: ")[1:]
+    first, second, third, end = map(json.loads, events)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": "one"}
+    said = {"index": 0, "delta": {"content": ' "two"'}, "logprobs": None, "finish_reason": None}
+    assert second == first | {"choices": [said]}
+    assert third["choices"][0]["delta"] == {"content": " three "}
+    assert end["choices"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from benchmarks.shared.mock_upstream import MockScript, mock_in_thread
 from outrider.gateway.http.server.draining import DrainGate, Draining
 from outrider.gateway.http.server.listening import listen, url_of
 from outrider.gateway.settings.tree import load_settings
-from outrider.gateway.wiring.serving import GatewayRun, background_gateway
+from outrider.gateway.wiring.serving import GatewayRun, background_gateway, settle_process
 from tests.gateway.http.server.random_pair import pair
 from tests.gateway.waiting import wait_for
 
@@ -257,3 +257,21 @@ def test_from_then_on_connections_are_closed(path: str, method: str, status: int
     if status == 503:
         assert json.loads(text)["error"]["code"] == "draining"
         assert headers[b"retry-after"] == b"1"
+
+
+async def test_a_generator_that_its_reader_forgets_is_closed_in_a_settled_process() -> None:
+    """The loop does not list those that are open, but it still closes what nobody refers to."""
+    settle_process()
+    is_closed = asyncio.Event()
+
+    async def generator() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            is_closed.set()
+
+    async def read_one() -> int:
+        return await anext(generator())
+
+    assert await read_one() == 1
+    await asyncio.wait_for(is_closed.wait(), 5)

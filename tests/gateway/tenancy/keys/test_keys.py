@@ -1,5 +1,6 @@
 """Keys: their form, their strength, and that hashes say nothing."""
 
+import hmac
 import random
 import secrets
 
@@ -30,6 +31,13 @@ def test_every_one_of_256_bits_is_in_the_secret(number: int) -> None:
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
     secret = mint_key(Fixed(), "abcdefgh").text[11:]
     assert sum(digits.index(char) * 62**i for i, char in enumerate(secret)) == number
+
+
+@given(st.binary(min_size=1, max_size=200), st.text(max_size=60))
+def test_a_digest_is_hmacs(secret: bytes, text: str) -> None:
+    """Stored digests outlive the code that made them."""
+    expected = hmac.digest(secret, text.encode("utf-8", "surrogatepass"), "sha256")
+    assert KeyHasher(secret).digest(text) == expected
 
 
 @given(st.text(max_size=60))
