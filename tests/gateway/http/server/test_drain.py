@@ -268,6 +268,7 @@ async def test_a_generator_that_its_reader_forgets_is_closed_in_a_settled_proces
         try:
             yield 1
         finally:
+            await asyncio.sleep(0)  # only a loop can close it
             is_closed.set()
 
     async def read_one() -> int:
