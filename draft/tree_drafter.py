@@ -152,7 +152,7 @@ class TreeDrafter:
             sequences,
             offered,
             plain_s=plain_s,
-            has_prompts=large_work.num_prompts > 0,
+            num_prompts=large_work.num_prompts,
             begin_s=lambda kind: self._catch_up_s(kind, sequences),
         )
         self._budgets.begin_step(sequences, large_work)
@@ -164,6 +164,7 @@ class TreeDrafter:
             kind = "text"
             self._choice.guess_after_all()
         if kind == "plain" or is_plain_due:
+            self._choice.turn_plain()
             self._budgets.end_plain_step(sequences)
             return Trees(host={})
         trees = yield from self._grow(sequences, kind)

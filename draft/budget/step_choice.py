@@ -135,6 +135,11 @@ class _Choice:
             return self.kept
         return self.probe.kind
 
+    def proven_kind(self, offered: SequenceOf[StepKind]) -> StepKind:
+        """Choose the kind of a step whose time will say nothing: one that is known to pay."""
+        is_known = self.kept in offered and self.known[self.kept].pace.steps > 0
+        return self.kept if is_known else "plain"
+
     def _begin_probe(
         self, offered: SequenceOf[StepKind], begin_steps: Callable[[StepKind], float]
     ) -> None:
@@ -156,12 +161,17 @@ class _Choice:
         is_measured = is_settled and tokens > 0
         if kind == self.kept:
             if is_measured:
-                self.num_between += 1
-                self.known[kind].pace.add(tokens, stretch)
-                if not self.num_between % _STEPS_BETWEEN:
-                    self._keep_best(_MARGIN)
+                self._note_usual(kind, tokens, stretch)
         elif self.probe is not None and kind == self.probe.kind:
             self._note_probe(self.probe, tokens, stretch, is_measured=is_measured)
+        elif is_measured:  # plain, for somebody was in debt
+            self._note_usual(kind, tokens, stretch)
+
+    def _note_usual(self, kind: StepKind, tokens: float, stretch: float) -> None:
+        self.num_between += 1
+        self.known[kind].pace.add(tokens, stretch)
+        if not self.num_between % _STEPS_BETWEEN:
+            self._keep_best(_MARGIN)
 
     def _note_probe(
         self, probe: _Probe, tokens: float, stretch: float, *, is_measured: bool
@@ -188,6 +198,8 @@ class _Choice:
     def _keep_best(self, margin: float = 0.0) -> None:
         """Keep another kind, if it is faster by more than `margin`."""
         best = max(self.known, key=self._worth)
+        if best == "plain":  # whose tokens do not come in bursts
+            margin = 0.0
         if self._worth(best) <= (1.0 + margin) * self._worth(self.kept):
             return
         kept = self.known[self.kept]
@@ -220,6 +232,7 @@ class StepChoice:
         self._sequences: SequenceOf[Sequence] = ()
         self._num_tokens = self._num_steps = 0
         self._kind: StepKind = "plain"
+        self._is_plain = True
         self._is_measured = False
         self._num_in_row = 0
         self._begin_s = 0.0
@@ -238,19 +251,19 @@ class StepChoice:
         offered: SequenceOf[StepKind],
         *,
         plain_s: float,
-        has_prompts: bool = False,
+        num_prompts: int = 0,
         begin_s: Callable[[StepKind], float] = lambda kind: 0.0,
     ) -> StepKind:
         """Return the kind of the step of these sequences, which begins now.
 
         `offered`: the kinds that are possible, in the order of `STEP_KINDS`. `plain_s`: what a
-        plain step of them should take. `has_prompts`: the
-        step's time will say nothing of its kind, for prompts are computed beside. `begin_s`: what a
-        kind's model takes to catch up with the texts, which a probe has to be worth.
+        plain step of them should take. `num_prompts`: so many are computed beside, whose sequences
+        soon decode as well; the step's time will say nothing of its kind. `begin_s`: what a kind's
+        model takes to catch up with the texts, which a probe has to be worth.
         """
         now_s = self._clock()
         self._learn(now_s - self._begin_s, sequences)
-        choice = self._choices.get(company := _company(sequences))
+        choice = self._choices.get(company := _company(sequences, num_prompts))
         if choice is None:
             known = {kind: _Known() for kind in STEP_KINDS}
             last = self._last or _Choice(known=known, kept=offered[0], credit=self._credit)
@@ -260,16 +273,22 @@ class StepChoice:
             kind = choice.next_kind(offered, lambda kind: begin_s(kind) / plain_s)
         self._num_in_row = self._num_in_row + 1 if kind == self._kind else 1
         self._begin_s, self._plain_s = now_s, plain_s
-        self._kind, self._last = kind, choice
+        self._kind, self._last, self._is_plain = kind, choice, kind == "plain"
+        if num_prompts and "plain" in offered:  # steps around this one are still of one kind
+            kind = choice.proven_kind(offered)
         self.is_probe = choice.probe is not None and kind == choice.probe.kind
-        self._is_measured = not has_prompts and len(offered) > 1
+        self._is_measured = not num_prompts and len(offered) > 1
         self._sequences = sequences
         self._num_tokens, self._num_steps = _counts(sequences)
         return kind
 
     def guess_after_all(self) -> None:
         """Note that the step has guesses of text though it was to have none; it counts for none."""
-        self._kind, self._num_in_row = "text", 0
+        self._kind, self._num_in_row, self._is_plain = "text", 0, False
+
+    def turn_plain(self) -> None:
+        """Note that the step is plain after all. Steps around it are still of one kind."""
+        self._is_plain = True
 
     def _learn(self, seconds: float, sequences: SequenceOf[Sequence]) -> None:
         """Learn from what ends now, if it is one step, and of decodes alone.
@@ -288,12 +307,12 @@ class StepChoice:
         self.seconds = seconds
         self.stretch = min(seconds / self._plain_s, _LONGEST_STRETCH)
         self._last.note(
-            self._kind,
+            "plain" if self._is_plain else self._kind,
             (num_tokens - self._num_tokens) / len(old),
             self.stretch,
             is_settled=self._num_in_row > _UNMEASURED_STEPS,
         )
-        if self._kind != "plain":
+        if not self._is_plain:
             self.stretches.add(self.stretch)
 
 
@@ -306,11 +325,12 @@ def _counts(sequences: SequenceOf[Sequence]) -> tuple[int, int]:
     return num_tokens, num_steps
 
 
-def _company(sequences: SequenceOf[Sequence]) -> _Company:
+def _company(sequences: SequenceOf[Sequence], num_prompts: int) -> _Company:
     """Return the group of similar steps that a step of these sequences belongs to.
 
-    Roughly how many there are; whether some are greedy, some are sampled, some have a grammar; and
-    how long their texts are on average: to 256 tokens, 1024, …
+    Roughly how many there are, with those whose prompts are computed; whether some are greedy, some
+    are sampled, some have a grammar; and how long their texts are on average: to 256 tokens, 1024,
+    …
     """
     length, are_greedy, are_sampled, have_grammar = 0, False, False, False
     for sequence in sequences:
@@ -322,4 +342,5 @@ def _company(sequences: SequenceOf[Sequence]) -> _Company:
         have_grammar = have_grammar or sequence.grammar is not None
     mean = (length - 1) // len(sequences)
     bucket = (max(mean.bit_length() - 8, 0) + 1) // 2
-    return len(sequences).bit_length(), are_greedy, are_sampled, have_grammar, bucket
+    number = (len(sequences) + num_prompts).bit_length()
+    return number, are_greedy, are_sampled, have_grammar, bucket

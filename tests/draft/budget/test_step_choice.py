@@ -43,6 +43,8 @@ class Drive:
     kinds: list[StepKind] = field(default_factory=list)
     plain_s: Callable[[int], float] = lambda index: 0.01
     """What a plain step should take, by the step's number."""
+    in_debt: Callable[[int], bool] = lambda index: False
+    """Whether a request may not wait for guesses, by the step's number."""
 
     def __post_init__(self) -> None:
         self.choice = StepChoice(lambda: self.now_s)
@@ -62,26 +64,36 @@ class Drive:
         streams: list[Stream] = []
         for _ in range(num_steps):
             streams = [stream for stream in streams if stream.num_output_tokens < answer]
-            has_prompts = len(streams) < number
-            while len(streams) < number:
-                self.now_s += pause_s
-                streams.append(Stream(request=Request(sampling)))
-            found.append(
-                self.choice.choose(
-                    cast(Any, streams),
-                    self.offered,
-                    plain_s=self.plain_s(len(self.kinds)),
-                    has_prompts=has_prompts,
+            num_prompts = number - len(streams)
+            self.now_s += num_prompts * pause_s
+            tokens, seconds = 1, 1.0
+            if streams:
+                found.append(
+                    self.choice.choose(
+                        cast(Any, streams),
+                        self.offered,
+                        plain_s=self.plain_s(len(self.kinds)),
+                        num_prompts=num_prompts,
+                    )
                 )
-            )
-            tokens, seconds = self.step(found[-1], len(self.kinds))
-            self.now_s += seconds / 100 * (3 if has_prompts else 1)
-            self.kinds.append(found[-1])
+                if self.in_debt(len(self.kinds)):
+                    self.choice.turn_plain()
+                    found[-1] = "plain"
+                tokens, seconds = self.step(found[-1], len(self.kinds))
+                self.kinds.append(found[-1])
+            self.now_s += seconds / 100 * (3 if num_prompts else 1)
             for stream in streams:
                 stream.num_output_tokens += tokens
                 stream.num_steps += 1
-            self.num_tokens += tokens * len(streams)
+            self.num_tokens += tokens * len(streams) + num_prompts
+            new = (Stream(1, 1, request=Request(sampling)) for _ in range(num_prompts))
+            streams = [*streams, *new]
         return found
+
+    def beside_prompts(self) -> StepKind:
+        """Choose a step of three streams beside a fourth's prompt."""
+        streams = cast(Any, [Stream() for _ in range(3)])
+        return self.choice.choose(streams, self.offered, plain_s=0.01, num_prompts=1)
 
 
 def share(found: list[StepKind], kind: StepKind) -> float:
@@ -144,6 +156,34 @@ def test_what_was_found_holds_for_later_answers_however_short() -> None:
     drive = Drive(steps(small=(2, 4.0)), offered=("small", "text", "plain"))
     drive.run(1, 2000, answer=12, pause_s=5.0)
     assert share(drive.run(1, 2000, answer=12, pause_s=5.0), "small") < 0.05
+
+
+def test_steps_that_are_plain_for_a_debt_say_what_plain_ones_are_worth() -> None:
+    """No probe is needed."""
+    drive = Drive(steps(small=(1, 1.5)), offered=("small", "plain"))
+    drive.in_debt = lambda index: index < 22 and index % 2 > 0
+    found = drive.run(1, 32)
+    assert set(found[:10]) == {"small", "plain"}
+    assert set(found[22:]) == {"plain"}
+
+
+def test_steps_beside_prompts_belong_to_the_company_that_they_lead_to() -> None:
+    """Three streams beside a prompt are never seen without one: what four found is known."""
+    drive = Drive(steps(small=(4, 1.0)), offered=("small", "plain"))
+    drive.run(1, 100)
+    drive.step = steps(small=(2, 4.0))
+    assert drive.run(4, 300)[-1] == "plain"
+    drive.step = steps(small=(4, 1.0))
+    assert drive.run(1, 10)[-1] == "small"
+    assert drive.beside_prompts() == "plain"
+
+
+def test_beside_prompts_nothing_is_tried() -> None:
+    drive = Drive(steps(), offered=("small", "plain"))
+    assert drive.beside_prompts() == "plain"
+    drive.step = steps(small=(4, 1.0))
+    assert drive.run(4, 100)[0] == "small"
+    assert drive.beside_prompts() == "small"
 
 
 def test_larger_companies_begin_with_what_smaller_ones_found() -> None:
