@@ -33,7 +33,9 @@ class StepBudgets:
         self._large_work = NO_LARGE_WORK
         self._step: StepBudget | None = None  # as it was made last
         self._shape: StepShape | None = None  # of the last step
-        self._plain_pass_s = 0.0
+        self._plain_pass_s, self._plain_s = 0.0, 1.0  # of a plain step of the same sequences
+        # Of the last step, as expected: whatever the machine did, nobody waited for guesses.
+        self._stretch = 1.0
 
     def plain_step_s(self, sequences: SequenceOf[Sequence], large_work: LargeWork) -> float:
         """Return what a plain step of these sequences should take; 1 where nothing is known."""
@@ -41,15 +43,14 @@ class StepBudgets:
             return 1.0
         number = len(sequences) + len(large_work.streams)
         self._plain_pass_s = self._budget.target_pass_s(number, _mean_length(sequences))
-        return self._plain_pass_s + self.host_times.plain(number)
+        self._plain_s = self._plain_pass_s + self.host_times.plain(number)
+        return self._plain_s
 
     def begin_step(self, sequences: SequenceOf[Sequence], large_work: LargeWork) -> None:
         """Learn from the last step, and begin one of these sequences."""
-        seconds, stretch = self._choice.seconds, self._choice.stretch
-        if self._shape is not None and seconds is not None:
+        stretch = None if self._shape is None else self._stretch
+        if self._shape is not None and (seconds := self._choice.seconds) is not None:
             self.host_times.observe(self._shape, seconds)
-            if not self._shape.num_parts:  # whatever the machine did, nobody waited for guesses
-                stretch = 1.0
         self._step = self._shape = None
         self._large_work = large_work
         self._pace.begin_step([*sequences, *large_work.streams], stretch)
@@ -72,12 +73,16 @@ class StepBudgets:
             passes_s=step.passes_s + target_s,
             num_parts=step.num_levels + 1,
         )
+        more_s = self._shape.passes_s - step.target_pass_s(step.num_rows, step.context)
+        more_s += self._shape.num_parts * self.host_times.part(step.num_rows)
+        self._stretch = 1.0 + more_s / self._plain_s
 
     def end_plain_step(self, sequences: SequenceOf[Sequence]) -> None:
         """Note what a step without guesses consists of."""
         if self._budget is not None:
             number = len(sequences) + len(self._large_work.streams)
             self._shape = StepShape(num_sequences=number, passes_s=self._plain_pass_s)
+            self._stretch = 1.0
 
     def of_step(
         self, drafts: SequenceOf[Draft], model: DraftModel, asked: SequenceOf[Draft]

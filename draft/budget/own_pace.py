@@ -2,8 +2,9 @@
 
 A step with guesses takes as long as several plain ones: its stretch. A request whose guesses were
 right is paid in tokens. One whose guesses were wrong, or that wants none, has only waited. So each
-request has an account in plain steps: a token adds one, and a step takes its stretch away. What a
-request has and what its own guesses should bring is all that a step may take of it.
+request has an account in plain steps: a token adds one, and a step takes its stretch away, as it
+was to be expected: what else holds a machine up is no fault of guesses. What a request has and what
+its own guesses should bring is all that a step may take of it.
 """
 
 from collections.abc import Iterable
@@ -12,11 +13,12 @@ from typing import Final
 
 from outrider.engine.sequences.sequence import Sequence
 
-# A request may be so much slower than without guesses, in all, and so many plain steps besides. By
-# more than that plain decoding's slowest requests differ from the usual ones.
-_SLOWER: Final = 0.04
-_FIRST: Final = 1.5
-# A text whose guesses were right for long does not pay for its next part without end.
+# A request may be so much slower than without guesses, in all, and so many plain steps besides.
+# With the step under way when the account is empty, that is a twentieth of 64 tokens.
+_SLOWER: Final = 0.03
+_FIRST: Final = 0.5
+# A text whose guesses were right for long does not pay for its next part without end, and one that
+# has waited for long is not owed plain steps without end.
 _MOST: Final = 8.0
 
 
@@ -25,24 +27,30 @@ class OwnPace:
 
     def __init__(self) -> None:
         self._accounts: dict[str, float] = {}
-        self._num_tokens: dict[str, int] = {}  # that each had when its last step began
+        # Tokens and steps that each had when its last step began.
+        self._counts: dict[str, tuple[int, int]] = {}
 
     def begin_step(self, sequences: SequenceOf[Sequence], stretch: float | None) -> None:
         """Book the last step, then begin one of these sequences; others' accounts are closed.
 
-        `stretch`: of the last step, in plain ones; None where its time says nothing.
+        `stretch`: of the last step, in plain ones; None where it is not known.
         """
-        accounts, num_tokens = self._accounts, self._num_tokens
+        accounts, counts = self._accounts, self._counts
         kept: dict[str, float] = {}
         for sequence in sequences:
             request_id = sequence.request_id
             account = accounts.get(request_id, _FIRST)
-            if stretch is not None and request_id in num_tokens:
-                gained = sequence.num_output_tokens - num_tokens[request_id]
-                account += (1.0 + _SLOWER) * gained - stretch
-            kept[request_id] = min(max(account, -_FIRST), _MOST)
+            if stretch is not None and request_id in counts:
+                num_tokens, num_steps = counts[request_id]
+                gained = sequence.num_output_tokens - num_tokens
+                if gained > 0:  # its answer did not begin anew
+                    num_unseen = sequence.num_steps - num_steps - 1  # which had no guesses
+                    account += (1.0 + _SLOWER) * gained - stretch - num_unseen
+            kept[request_id] = min(max(account, -_MOST), _MOST)
         self._accounts = kept
-        self._num_tokens = {each.request_id: each.num_output_tokens for each in sequences}
+        self._counts = {
+            each.request_id: (each.num_output_tokens, each.num_steps) for each in sequences
+        }
 
     @property
     def has_debt(self) -> bool:

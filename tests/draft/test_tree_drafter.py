@@ -11,7 +11,7 @@ from outrider.draft.config import DraftConfig
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.config import EngineConfig
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
-from outrider.engine.protocols import DraftLogits, LargeWork
+from outrider.engine.protocols import DraftLogits, LargeWork, Proposal
 from outrider.engine.request import SpeculationParams
 from outrider.engine.sequences.sequence import Sequence
 from outrider.verifier.noise import SequenceNoise
@@ -337,12 +337,26 @@ def test_a_cascade_always_knows_the_small_models_view_of_the_root(enabled: bool)
     assert tree.num_draft_nodes == 0 or enabled
 
 
+def num_passes(proposal: Proposal, runner: ModelRunner) -> int:
+    """Run the passes that a proposal wants; return how many."""
+    number = 0
+    try:
+        wanted = next(proposal)
+        while True:
+            number += 1
+            logits = runner.forward(wanted.slices).logits
+            wanted = proposal.send(DraftLogits(of_slices=logits))
+    except StopIteration:
+        return number
+
+
 def test_a_request_that_waited_enough_for_the_guesses_of_others_gets_plain_steps() -> None:
     """It wants none of its own, so nothing pays it for a step that lasts longer."""
     pair = tiny_pair()
     budget = fixed_budget()
     large = ModelRunner(model=pair.large, num_blocks=128)
-    drafter = TreeDrafter(runner=ModelRunner(model=pair.small, num_blocks=128), budget=budget)
+    small = ModelRunner(model=pair.small, num_blocks=128)
+    drafter = TreeDrafter(runner=small, budget=budget)
     first, other = (
         Sequence(
             request=make_request(name, random_prompt(20)),
@@ -355,16 +369,15 @@ def test_a_request_that_waited_enough_for_the_guesses_of_others_gets_plain_steps
         for name in ("first", "other")
     )
     large_work = LargeWork(streams=[other])
-    assert next(drafter.propose([first], large_work=large_work)).slices
-    choice, budgets = drafter._choice, drafter._budgets
-    for sequence in (first, other, first):  # the last token of `first` came from its guesses
-        choice.stretch = 1.5 if sequence is other else None
-        budgets.begin_step([first], large_work)
-        sequence.token_ids.append(6)
-    choice.stretch = 1.5
-    budgets.begin_step([first], large_work)
-    with pytest.raises(StopIteration):
-        next(drafter.propose([first], large_work=large_work))
+    has_guesses = []
+    for _ in range(12):
+        proposal = drafter.propose([first], large_work=large_work)
+        has_guesses.append(num_passes(proposal, small) > 0)
+        for sequence in (first, other):
+            sequence.token_ids.append(6)
+            sequence.num_steps += 1
+    assert has_guesses[0]
+    assert has_guesses.count(True) < 5
 
 
 def test_every_node_that_the_small_model_computed_keeps_its_logits() -> None:

@@ -36,8 +36,8 @@ def plain_rate(
 @pytest.mark.slow
 @by_processor(*PROCESSORS)
 def test_guesses_that_are_never_right_cost_a_hundredth_at_most(processor: Processor) -> None:
-    """From the first request on."""
-    seconds = 2000 * processor.large_s[0]
+    """From the first request on, within 1,000 steps."""
+    seconds = 1000 * processor.large_s[0]
     machine = VirtualMachine(processor, agreement=0.0, sources=("model", "suffix"))
     assert machine.run(seconds) >= 0.99 * plain_rate(processor, seconds)
 
@@ -100,12 +100,16 @@ def test_guesses_that_are_mostly_right_pay(processor: Processor) -> None:
 
 @pytest.mark.slow
 @by_processor("avx2", "avx512")
-def test_guesses_that_begin_to_fail_are_left_within_two_seconds(processor: Processor) -> None:
+@pytest.mark.parametrize("num_streams", [1, 4])
+def test_guesses_that_begin_to_fail_are_left_within_two_seconds(
+    processor: Processor, num_streams: int
+) -> None:
     machine = VirtualMachine(processor, agreement=1.0)
-    machine.run(400 * processor.large_s[0])
+    machine.run(300 * processor.large_s[0], num_streams=num_streams)
     machine.agreement = 0.0
-    machine.run(2.0)
-    assert machine.run(10.0) >= 0.95 * plain_rate(processor, 10.0)
+    machine.run(2.0, num_streams=num_streams)
+    plain = plain_rate(processor, 6.0, num_streams=num_streams)
+    assert machine.run(6.0, num_streams=num_streams) >= 0.95 * plain
 
 
 @pytest.mark.slow
@@ -131,21 +135,28 @@ def test_half_the_cores_taken_away_change_no_decision_for_long(
 
 @pytest.mark.slow
 @by_processor("avx2", "avx512")
-def test_a_laptop_that_throttles_at_once_is_followed(processor: Processor) -> None:
+@pytest.mark.parametrize("slowness", [2.0, 3.0])
+def test_a_core_that_is_taken_away_at_once_is_followed(
+    processor: Processor, slowness: float
+) -> None:
+    """Or a laptop that throttles."""
     machine = VirtualMachine(processor, agreement=0.8)
     machine.run(300 * processor.large_s[0])
     before = machine.run(200 * processor.large_s[0])
-    machine.slowness = 3.0
+    machine.slowness = slowness
     machine.run(2.0)
-    assert machine.run(10.0) >= 0.85 * before / 3.0
+    assert machine.run(10.0) >= 0.85 * before / slowness
 
 
 @pytest.mark.slow
 @by_processor("avx512")
 @pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
-def test_a_clock_that_jumps_changes_little(processor: Processor, jump_s: float) -> None:
-    machine = VirtualMachine(processor, agreement=0.8)
-    machine.run(400 * processor.large_s[0])
+@pytest.mark.parametrize("agreement", [0.0, 0.8])
+def test_a_clock_that_jumps_changes_little(
+    processor: Processor, jump_s: float, agreement: float
+) -> None:
+    machine = VirtualMachine(processor, agreement=agreement)
+    machine.run(300 * processor.large_s[0])
     before = machine.run(200 * processor.large_s[0])
     machine.lag_s = jump_s
     machine.run(2.0)
@@ -165,6 +176,8 @@ def test_clients_that_come_and_go_at_once_lose_nothing(processor: Processor) -> 
             machine.run(2.0)
             machine.drain()
         rates.append(machine.num_tokens / machine.now_s)
+        answers = machine.deliveries.values()
+        assert {sum(each.num_tokens for each in answer) for answer in answers} == {30, 450}
     assert rates[0] >= 0.98 * rates[1]
 
 

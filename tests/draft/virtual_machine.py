@@ -8,8 +8,9 @@ step, and again for each level of drafts and for trees that are built.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -17,8 +18,10 @@ import torch
 from outrider.draft import tree_drafter
 from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
+from outrider.engine.cache.kv_view import KVView
 from outrider.engine.config import EngineConfig
 from outrider.engine.events import Finished, TokensEmitted
+from outrider.engine.passes.flat_rows import ForwardSlice
 from outrider.engine.passes.runner import ModelRunner, PassOutput
 from outrider.engine.passes.step_times import RunningStepTimes, StepTimeCurve
 from outrider.verifier.params import Tier
@@ -75,6 +78,13 @@ H100 = Processor(
 )
 
 
+class Delivery(NamedTuple):
+    """Tokens that a stream got in a step, and when."""
+
+    at_s: float
+    num_tokens: int
+
+
 class VirtualMachine:
     """Streams of an engine on a processor. What may change while it runs is public."""
 
@@ -91,7 +101,8 @@ class VirtualMachine:
     ) -> None:
         """`believed`: how slow the machine was when the curves were measured.
 
-        `agreement`: the chance that the small model names the large one's token.
+        `agreement`: the chance that the small model names the large one's token, of a stream that
+        has none of its own.
         """
         self.processor = processor
         self.agreement = agreement
@@ -101,6 +112,9 @@ class VirtualMachine:
         self.num_tokens = 0
         self.num_draft_passes = 0
         self.num_trees = 0
+        self.deliveries: dict[str, list[Delivery]] = {}
+        self._agreements: dict[str, float] = {}  # by name, which is such a stream's salt, too
+        self._names_of_views = WeakKeyDictionary[KVView, str]()
         self._rng = np.random.default_rng(5)
         self._names = map(str, count())
         self._temperature = temperature
@@ -127,7 +141,12 @@ class VirtualMachine:
         self.open: set[str] = set()
 
     def _put_around(self, tier: Tier, runner: ModelRunner) -> None:
-        forward = runner.forward
+        forward, new_view = runner.forward, runner.new_view
+
+        def named(salt: str, *args: Any, **options: Any) -> KVView:
+            view = new_view(salt, *args, **options)
+            self._names_of_views[view] = salt
+            return view
 
         def timed(slices: Sequence[Any], *args: Any, **options: Any) -> PassOutput:
             output = forward(slices, *args, **options)
@@ -139,17 +158,23 @@ class VirtualMachine:
             if tier == "small":
                 self.num_draft_passes += 1
                 self._spend_on_host(len(slices))
-                return self._disagree(output)
+                return self._disagree(output, slices)
             return output
 
         runner.forward = timed  # type: ignore[method-assign]
+        runner.new_view = named  # type: ignore[method-assign]
 
     def _spend_on_host(self, num_streams: int) -> None:
         host_s = self.processor.tree_host_s + num_streams * self.processor.stream_host_s
         self.now_s += host_s * self.slowness
 
-    def _disagree(self, output: PassOutput) -> PassOutput:
-        is_wrong = torch.tensor(self._rng.random(len(output.logits)) >= self.agreement)
+    def _disagree(self, output: PassOutput, slices: Sequence[ForwardSlice]) -> PassOutput:
+        agreements = [
+            self._agreements.get(self._names_of_views[piece.view], self.agreement)
+            for piece in slices
+            for _ in range(piece.num_logit_rows)
+        ]
+        is_wrong = torch.tensor(self._rng.random(len(agreements)) >= agreements)
         output.logits[is_wrong] = 0.0
         output.logits[is_wrong, _WRONG_TOKEN] = 50.0
         return output
@@ -165,11 +190,7 @@ class VirtualMachine:
 
         new_tree = tree_drafter.new_tree
         with patch.object(tree_drafter, "new_tree", counted):
-            for event in self.engine.step():
-                if isinstance(event, TokensEmitted):
-                    self.num_tokens += len(event.token_ids)
-                if isinstance(event, Finished):
-                    self.open.discard(event.request_id)
+            events = self.engine.step()
         processor = self.processor
         num_streams = len(self.open)
         host_s = processor.step_host_s + num_streams * processor.stream_host_s
@@ -177,15 +198,36 @@ class VirtualMachine:
         if built:
             self._spend_on_host(built)
             self.num_trees += built
+        for event in events:
+            if isinstance(event, TokensEmitted):
+                self.num_tokens += len(event.token_ids)
+                delivery = Delivery(self.now_s, len(event.token_ids))
+                self.deliveries[event.request_id].append(delivery)
+            if isinstance(event, Finished):
+                self.open.discard(event.request_id)
 
-    def submit(self, max_tokens: int, *, seed: int | None = None, **sampling: Any) -> None:
-        """Begin a stream. `seed`: a number of an earlier one, which is said again."""
+    def submit(
+        self,
+        max_tokens: int,
+        *,
+        seed: int | None = None,
+        agreement: float | None = None,
+        **sampling: Any,
+    ) -> None:
+        """Begin a stream. `seed`: a number of an earlier one, which is said again.
+
+        `agreement`: its own chance that a guess is right; then it shares nothing with others.
+        """
         name = next(self._names)
         seed = int(name) if seed is None else seed
         sampling = {"temperature": self._temperature, "seed": seed} | sampling
+        if agreement is not None:
+            self._agreements[name] = agreement
+            sampling["cache_salt"] = name
         request = make_request(name, random_prompt(6, seed=seed), max_tokens=max_tokens, **sampling)
         self.engine.submit(request)
         self.open.add(name)
+        self.deliveries[name] = []
 
     def run(self, seconds: float, *, num_streams: int = 1, max_tokens: int = 450) -> float:
         """Keep so many streams open for so long; return tokens a second."""
