@@ -19,6 +19,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, cast
@@ -42,6 +43,7 @@ from benchmarks.shared.slo_trace import (
 from outrider.engine.cache.block_pool import BlockPool, root_hash
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.config import EngineConfig
+from outrider.engine.queue.deadlines import SloQueueConfig
 from outrider.engine.queue.fair_queue import FairQueue
 from outrider.engine.queue.policy import ArrivalOrder, QueuePolicy
 from outrider.engine.queue.scheduler import PassPlan, Scheduler
@@ -52,7 +54,8 @@ from outrider.verifier.params import SamplingParams
 
 ORDER, FAIR, SLO = "arrival order", "fair queue", "slo queue"
 ASSUMED = "slo queue, assumed"
-CASES: Mapping[str, Callable[[], QueuePolicy]] = {
+Cases = Mapping[str, Callable[[], QueuePolicy]]
+CASES: Cases = {
     ORDER: ArrivalOrder,
     FAIR: FairQueue,
     SLO: SloQueue,
@@ -272,11 +275,16 @@ def carried(machine: Machine, sample: Sequence[Arrival], num_places: int) -> flo
 
 
 def simulate(
-    machine: Machine, arrivals: Sequence[Arrival], wanted: Objectives, num_places: int, seed: int
+    machine: Machine,
+    arrivals: Sequence[Arrival],
+    wanted: Objectives,
+    num_places: int,
+    seed: int,
+    cases: Cases = CASES,
 ) -> dict[str, dict[str, float]]:
     """Figures of all queues for the same arrivals and the same luck."""
     found = {}
-    for name, policy in CASES.items():
+    for name, policy in cases.items():
         engine = VirtualEngine(
             machine=machine,
             policy=policy(),
@@ -314,6 +322,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Simulate all machines at all loads with all seeds; write and show the results."""
     arguments = _parser().parse_args(argv)
     trace = read_trace(find_trace(arguments.trace), first_s=arguments.minutes * 60)
+    slo = partial(SloQueue, SloQueueConfig(late_aging_s=arguments.late_aging_s))
+    cases: Cases = {**CASES, SLO: slo, ASSUMED: slo}
     results: dict[str, Any] = {}
     for name, machine in MACHINES.items():
         runs: dict[float, list[dict[str, dict[str, float]]]] = {one: [] for one in arguments.loads}
@@ -324,10 +334,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             wanted = objectives(
                 machine, sample, (arguments.ttft_scale, arguments.inter_token_scale)
             )
-            rate = carried(machine, sample, arguments.max_sequences)
+            rate = carried(machine, sample, places := arguments.max_sequences)
             for load in arguments.loads:
                 paced = scaled(arrivals, context=arguments.context, rate=rate * load)
-                runs[load].append(simulate(machine, paced, wanted, arguments.max_sequences, seed))
+                runs[load].append(simulate(machine, paced, wanted, places, seed, cases))
             console.print(f"[dim]{name}: seed {seed}[/dim]")
         results[name] = {str(load): _summary(all_of) for load, all_of in runs.items()}
     _show(results)
@@ -376,6 +386,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-sequences", type=int, default=16, help="that run at once")
     parser.add_argument("--ttft-scale", type=float, default=10.0)
     parser.add_argument("--inter-token-scale", type=float, default=5.0)
+    parser.add_argument("--late-aging-s", type=float, default=20.0, help="SloQueueConfig's")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--variant", default="azure-conversation")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the file goes")
