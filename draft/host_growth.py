@@ -56,14 +56,26 @@ class HostGrowth:
                 step.spend(sum(len(piece.token_ids) for _, piece in slices))
             logits = yield self._model.draft_pass(slices)
             self._model.receive(slices, logits.of_slices, logits.hidden)
-            slices = self._model.next_slices(self.next_level(growers, drafts, step))
+            able = self._able(growers)
+            levels = self._model.compiled_levels(able, drafts, step)
+            if levels is not None:
+                owners = [draft.sequence for draft in able]
+                yield DraftPass(slices=[], owners=owners, levels=levels)
+            if levels is not None and levels.was_run:
+                slices = self._model.next_slices(levels.left)
+            else:
+                slices = self._model.next_slices(self.next_level(growers, drafts, step))
+
+    def _able(self, growers: SequenceOf[Draft]) -> list[Draft]:
+        """Return the drafts that may grow."""
+        return [draft for draft in growers if self._model.can_grow(draft) and draft.may_ask_model]
 
     def next_level(
         self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
     ) -> list[Draft]:
         """The drafts whose next level is worth a pass; their frontiers are chosen."""
         config = self._config
-        able = [draft for draft in growers if self._model.can_grow(draft) and draft.may_ask_model]
+        able = self._able(growers)
         chosen = choose_frontiers(
             [draft.tree for draft in able],
             max_frontier=config.max_frontier,

@@ -37,6 +37,8 @@ class DraftPass:
     rows first."""
     level: "DraftLevel | None" = None
     """In place of device rows, where their level was recorded whole."""
+    levels: "DraftLevels | None" = None
+    """In place of slices. Nobody need run them: then the rows of the next level are wanted."""
 
     def num_rows_each(self) -> list[int]:
         """Rows computed for each of the owners, padding included."""
@@ -46,6 +48,8 @@ class DraftPass:
             counts += [self.device_rows.total_rows // num_views] * num_views
         elif self.level is not None:
             counts += [self.level.num_rows_each] * num_views
+        elif self.levels is not None:
+            counts += self.levels.num_rows_each
         return counts
 
 
@@ -65,6 +69,17 @@ class DraftLevel(Protocol):
 
         Then what the pass gives for them is the drafter's to take in.
         """
+
+
+class DraftLevels(Protocol):
+    """Levels of trees that one call of the compiled library runs, as long as one is worth it."""
+
+    @property
+    def num_rows_each(self) -> list[int]:
+        """Rows computed for each owner."""
+
+    def run(self) -> None:
+        """Run them: their passes are over, and the trees have grown, when this returns."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -153,6 +153,8 @@ class FixedTimes:
     def upto(self, num_rows: int, context: float = 0.0) -> np.ndarray:
         return np.array([self.seconds(rows) for rows in range(num_rows + 1)])
 
+    each = upto
+
 
 def fixed_budget(
     *, target: float = 1.0, row: float = 0.01, draft: float = 0.05, **options: Any

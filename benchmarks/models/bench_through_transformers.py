@@ -99,7 +99,7 @@ def build_sides(pair: Pair, *, with_budget: bool) -> dict[str, Side]:
             target_pass_s=follow_step_times(target), draft_pass_s=pair.budget.draft_pass_s
         )
     forward_cpu = ForwardCpu()
-    forward_cpu.put_around(target.model)
+    forward_cpu.put_around(target)
     bench = build_bench(
         {"large": target, "small": pair.runners["small"]},
         draft_config=pair.config,

@@ -192,7 +192,7 @@ def build_bench(  # noqa: PLR0913 - all that an engine is made of
     if forward_cpu is None:
         forward_cpu = ForwardCpu()
         for runner in runners.values():
-            forward_cpu.put_around(runner.model)
+            forward_cpu.put_around(runner)
     return Bench(engine=engine, runners=runners, verifier=verifier, forward_cpu=forward_cpu)
 
 

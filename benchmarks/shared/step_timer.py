@@ -9,15 +9,16 @@ from typing import Any, Protocol
 from benchmarks.shared.instructions import count_instructions
 from outrider.engine.core import Engine
 from outrider.engine.events import TokensEmitted
-from outrider.engine.model.protocol import CausalModel, ForwardOutput
-from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.model.protocol import ForwardOutput
+from outrider.engine.passes.runner import ModelRunner, PassTime
 from outrider.verifier.params import Tier
 
 
 class ForwardCpu:
     """Work of this thread in the passes of the models that it was put around.
 
-    total_s: processor time. instructions: those in user space, 0 where they are not counted.
+    total_s: processor time. instructions: those in user space, 0 where they are not counted. What
+    the library takes for passes within a draft's call is known by the clock only.
     """
 
     def __init__(self) -> None:
@@ -25,8 +26,9 @@ class ForwardCpu:
         self.instructions = 0
         self._counter = count_instructions()
 
-    def put_around(self, model: CausalModel) -> None:
-        """Count the model's passes from now on."""
+    def put_around(self, runner: ModelRunner) -> None:
+        """Count the passes of the runner's model from now on."""
+        model, note_pass = runner.model, runner.note_pass
         forward = model.forward
 
         @functools.wraps(forward)
@@ -37,7 +39,12 @@ class ForwardCpu:
             self.instructions += self.count() - started
             return output
 
+        def noted(done: PassTime, whole_s: float) -> None:
+            self.total_s += done.seconds
+            note_pass(done, whole_s)
+
         model.forward = counted  # type: ignore[method-assign]
+        runner.note_pass = noted  # type: ignore[method-assign]
 
     def count(self) -> int:
         """Return this thread's instructions so far; 0 where they are not counted."""

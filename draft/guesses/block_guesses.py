@@ -145,7 +145,7 @@ class BlockGuesses(HeadGuesses):
         growing = [draft for draft, _ in blocks]
         for _ in range(self._block.num_depths if blocks else 0):
             rows = [logits[id(draft)][draft.tree.frontier_depths()] for draft in growing]
-            self._add_children(growing, self._to_target(torch.cat(rows)))
+            self.add_children(growing, self._to_target(torch.cat(rows)))
             growing = [
                 draft
                 for draft in growing

@@ -12,8 +12,10 @@ from collections.abc import Sequence as SequenceOf
 import torch
 from torch import Tensor
 
+from outrider.draft.budget.budget import StepBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft
+from outrider.draft.guesses.compiled_levels import CompiledLevels
 from outrider.draft.guesses.head_texts import Head, HeadText, HeadTexts
 from outrider.draft.guesses.model_guesses import ModelGuesses, Slices
 from outrider.engine.cache.block_pool import OutOfBlocksError
@@ -76,6 +78,11 @@ class HeadGuesses(ModelGuesses):
     def num_missing(self, draft: Draft) -> int:
         """Count the accepted tokens that a draft's first pass takes in."""
         return self._text(draft).num_ready
+
+    def compiled_levels(
+        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+    ) -> CompiledLevels | None:
+        """Return None: a head's rows carry features."""
 
     def draft_pass(self, slices: Slices) -> DraftPass:
         """The pass of these slices, some of those made last, in any order."""
@@ -152,7 +159,7 @@ class HeadGuesses(ModelGuesses):
             else:
                 draft.tree.stop()
         if growing:
-            self._add_children(growing, self._to_target(logits))
+            self.add_children(growing, self._to_target(logits))
 
     def _to_target(self, logits: Tensor) -> Tensor:
         """Logits over the large model's tokens, -inf where the head has none."""

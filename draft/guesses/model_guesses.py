@@ -5,8 +5,10 @@ from collections.abc import Sequence as SequenceOf
 
 from torch import Tensor
 
+from outrider.draft.budget.budget import StepBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft, DraftState
+from outrider.draft.guesses.compiled_levels import CompiledLevels, compiled_levels
 from outrider.draft.heads.protocol import BlockLayout
 from outrider.draft.text.token_map import TokenMap
 from outrider.draft.trees.tree_batch import DraftTree, frontier_slices, grow_rows
@@ -124,20 +126,26 @@ class ModelGuesses:
         able: list[Draft] = []
         views: list[KVView] = []
         for draft in growing:
-            tree, view = draft.tree, draft.state.view
-            assert view is not None
-            num_tree_slots = tree.num_slots + tree.num_frontier_rows
-            has_room = num_tree_slots <= view.num_tree_slots
-            if has_room and self._reserve(draft, tree.root_slot + num_tree_slots):
+            if self.reserve_frontier(draft):
+                assert draft.state.view is not None
                 able.append(draft)
-                views.append(view)
-            else:
-                tree.stop()
+                views.append(draft.state.view)
         pieces = frontier_slices([draft.tree for draft in able], views)
         if self._token_map is not None:
             for piece in pieces:
                 piece.token_ids = self._token_map.ids_to_draft(piece.token_ids)
         return list(zip(able, pieces, strict=True))
+
+    def reserve_frontier(self, draft: Draft) -> bool:
+        """Reserve slots for a tree's chosen frontier; where there are none, it grows no further."""
+        tree, view = draft.tree, draft.state.view
+        assert view is not None
+        num_tree_slots = tree.num_slots + tree.num_frontier_rows
+        has_room = num_tree_slots <= view.num_tree_slots
+        if has_room and self._reserve(draft, tree.root_slot + num_tree_slots):
+            return True
+        tree.stop()
+        return False
 
     def _reserve(self, draft: Draft, num_slots: int) -> bool:
         """Reserve slots in the small model's cache; drafts never pre-empt a sequence.
@@ -175,9 +183,17 @@ class ModelGuesses:
         rows = logits if len(keep) == row else logits[keep]
         if self._token_map is not None:
             rows = self._token_map.logits_to_target(rows)
-        self._add_children(growing, rows)
+        self.add_children(growing, rows)
 
-    def _add_children(self, growing: SequenceOf[Draft], logits: Tensor) -> None:
+    def compiled_levels(
+        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+    ) -> CompiledLevels | None:
+        """Return the next levels of trees; None where the host has to grow them one by one."""
+        if self._token_map is not None:
+            return None
+        return compiled_levels(self, config=self._config, growers=growers, drafts=drafts, step=step)
+
+    def add_children(self, growing: SequenceOf[Draft], logits: Tensor) -> None:
         """Name the frontiers' best children, ranked as the target will rank; logits in order."""
         groups: list[RowGroup] = []
         if not all(takes_greatest(draft.sequence) for draft in growing):

@@ -277,7 +277,7 @@ def grow_rows(
     """Add the likeliest tokens of rows; see `outrider.draft.trees.tree_batch.grow_rows`."""
     # A GPU's rows come over first: the library reads the host's memory.
     tokens, probs = best.token_ids.cpu().contiguous(), best.probs.cpu().contiguous()
-    which, asked = _addresses(trees), array("q", are_asked)
+    which, asked = tree_addresses(trees), array("q", are_asked)
     trees[0].library.grow_rows(
         *(which.buffer_info()[0], len(trees), asked.buffer_info()[0], tokens.shape[1]),
         *(tokens.data_ptr(), probs.data_ptr(), floor),
@@ -288,7 +288,7 @@ def choose_frontiers(
     trees: SequenceOf[CompiledTree], *, max_frontier: int, min_path_prob: float
 ) -> list[tuple[int, float | None]]:
     """Choose the next frontiers; see `outrider.draft.trees.tree_batch.choose_frontiers`."""
-    which, rows, gains = _addresses(trees), _numbers("q", len(trees)), _numbers("d", len(trees))
+    which, rows, gains = tree_addresses(trees), _numbers("q", len(trees)), _numbers("d", len(trees))
     trees[0].library.choose(
         *(which.buffer_info()[0], len(trees), max_frontier, min_path_prob),
         *(rows.buffer_info()[0], gains.buffer_info()[0]),
@@ -304,7 +304,7 @@ def frontier_slices(
     num_rows = sum([tree.num_ancestors + tree.num_frontier for tree in trees])
     firsts = [tree.root_slot + tree.num_slots for tree in trees]
     # Counts of trees; then of all rows the tokens, the positions and the masks' first words.
-    which, numbers = _addresses(trees), _numbers("Q", num_trees + 3 * num_rows)
+    which, numbers = tree_addresses(trees), _numbers("Q", num_trees + 3 * num_rows)
     words = bytearray(_MASK_BYTES * max(num_rows, 1))
     counts_at = numbers.buffer_info()[0]
     tokens_at, row_bytes = counts_at + 8 * num_trees, 8 * num_rows
@@ -347,7 +347,7 @@ def weigh(
 ) -> tuple[Floats, list[float]]:
     """Weigh what may be accepted; see `outrider.draft.trees.tree_batch.weigh`."""
     probs = np.empty(max(sum([tree.max_nodes for tree in trees]), 1))
-    which, sums, own = _addresses(trees), _numbers("d", len(trees)), array("d", weights)
+    which, sums, own = tree_addresses(trees), _numbers("d", len(trees)), array("d", weights)
     number = trees[0].library.weigh(
         *(which.buffer_info()[0], len(trees), own.buffer_info()[0]),
         *(ctypes.addressof(ctypes.c_char.from_buffer(probs.data)), sums.buffer_info()[0]),
@@ -360,7 +360,7 @@ def select(
 ) -> list[TokenTree]:
     """Select what is judged; see `outrider.draft.trees.tree_batch.select`."""
     most = sum([tree.max_nodes + 1 for tree in trees])
-    which, own, counts = _addresses(trees), array("d", weights), _numbers("q", len(trees))
+    which, own, counts = tree_addresses(trees), array("d", weights), _numbers("q", len(trees))
     numbers = [_numbers("q", most) for _ in range(5)]
     trees[0].library.select(
         *(which.buffer_info()[0], len(trees), own.buffer_info()[0], floor),
@@ -385,7 +385,8 @@ def select(
     return chosen
 
 
-def _addresses(trees: SequenceOf[CompiledTree]) -> "array[int]":
+def tree_addresses(trees: SequenceOf[CompiledTree]) -> "array[int]":
+    """Return where the trees lie, as the library takes many of them."""
     return array("Q", [tree.address for tree in trees])
 
 

@@ -19,6 +19,7 @@ from outrider.kernels.layers.compiled_pass import (
     ModelCaches,
     ModelEnds,
     PassRows,
+    WholePass,
 )
 from outrider.kernels.layers.compiled_rows import ACTIVATIONS, CompiledNorm
 from outrider.kernels.layers.lora import CompiledLoraRows, LoraRows
@@ -119,6 +120,10 @@ class CompiledLayers:
             logits_out=logits_out,
             taps=taps,
         )
+
+    def whole(self, kv_cache: KVCache) -> WholePass | None:
+        """Return what the library needs to run passes itself; None where it cannot run all."""
+        return self._pass.whole(self._caches_in(kv_cache))
 
     def _caches_in(self, kv_cache: KVCache) -> ModelCaches:
         """Return where the layers' caches lie, which stays as long as the cache is there."""

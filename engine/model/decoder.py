@@ -33,10 +33,15 @@ from outrider.engine.model.shard_reader import ShardReader
 from outrider.engine.model.shared_config import share_of
 from outrider.engine.model.shared_vocabulary import PickedRows, SharedVocabulary
 from outrider.engine.model.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
-from outrider.kernels.attention.paged_attention import AttentionBatch, Plan, plan_attention
+from outrider.kernels.attention.paged_attention import (
+    AttentionBatch,
+    Plan,
+    plan_attention,
+    plans_rows,
+)
 from outrider.kernels.cpu.panel_linear import PanelLinear
 from outrider.kernels.cpu.row_attention import can_attend_rows
-from outrider.kernels.layers.compiled_pass import ModelEnds
+from outrider.kernels.layers.compiled_pass import ModelEnds, WholePass
 from outrider.kernels.layers.compiled_rows import CompiledNorm, can_place_heads
 from outrider.kernels.layers.embedding import embed_tokens
 from outrider.kernels.layers.lora import LayerLora, LoraRows, Projection, project
@@ -269,6 +274,23 @@ class DecoderModel:
             dtype=self.dtype,
             device=self.device,
         )
+
+    def whole_pass(self, kv_cache: KVCache) -> WholePass | None:
+        """Return what the compiled library needs to run passes itself; None where it cannot.
+
+        Its logits are the head's product, so nothing may be left to do with that.
+        """
+        config = self.config
+        is_finished = config.logit_scale == 1.0 and config.logit_softcap is None
+        has_rows = kv_cache.dtype == self.dtype and plans_rows(
+            deterministic=self.deterministic,
+            dtype=self.dtype,
+            head_dim=config.head_dim,
+            device=self.device,
+        )
+        if self._compiled is None or not (is_finished and has_rows):
+            return None
+        return self._compiled.whole(kv_cache)
 
     @torch.inference_mode()
     def forward(  # noqa: PLR0913 - all of a pass

@@ -94,7 +94,14 @@ class PassClock:
         self.times.num_passes += 1
         if self._begin is None:
             now_s = time.perf_counter()
-            self._note(num_rows, num_logit_rows, now_s - self._work_started_s, mean_context)
+            self._note(
+                PassTime(
+                    num_rows=num_rows,
+                    num_logit_rows=num_logit_rows,
+                    seconds=now_s - self._work_started_s,
+                    mean_context=mean_context,
+                )
+            )
             self.listener(num_rows, now_s - self._started_s, mean_context)
             return
         end = self._event()
@@ -109,6 +116,12 @@ class PassClock:
             )
         )
         self._begin = None
+
+    def add(self, done: PassTime, whole_s: float) -> None:
+        """Count a pass on the CPU that was timed elsewhere; `whole_s`: with the host's part."""
+        self.times.num_passes += 1
+        self._note(done)
+        self.listener(done.num_rows, whole_s, done.mean_context)
 
     def poll(self) -> None:
         """Take note of the passes that have ended meanwhile; never waits."""
@@ -132,22 +145,20 @@ class PassClock:
     def _take(self, done: _Pending) -> None:
         seconds = done.begin.elapsed_time(done.end) / 1000  # of milliseconds
         self._spare += (done.begin, done.end)
-        self._note(done.num_rows, done.num_logit_rows, seconds, done.mean_context)
-        self.listener(done.num_rows, seconds, done.mean_context)
-
-    def _note(
-        self, num_rows: int, num_logit_rows: int, seconds: float, mean_context: float
-    ) -> None:
-        self.times.last_s = seconds
-        self.times.total_s += seconds
-        self._finished.append(
+        self._note(
             PassTime(
-                num_rows=num_rows,
-                num_logit_rows=num_logit_rows,
+                num_rows=done.num_rows,
+                num_logit_rows=done.num_logit_rows,
                 seconds=seconds,
-                mean_context=mean_context,
+                mean_context=done.mean_context,
             )
         )
+        self.listener(done.num_rows, seconds, done.mean_context)
+
+    def _note(self, done: PassTime) -> None:
+        self.times.last_s = done.seconds
+        self.times.total_s += done.seconds
+        self._finished.append(done)
 
     def _event(self) -> torch.cuda.Event:
         return self._spare.pop() if self._spare else self.make_event()

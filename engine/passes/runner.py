@@ -11,6 +11,7 @@ from outrider.engine.cache.block_pool import BlockPool, prefix_root
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.cache.recurrent_lines import RecurrentSizes
 from outrider.engine.cache.window_blocks import WindowBlocks
+from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.model.kv_cache import KVCache
 from outrider.engine.model.protocol import CausalModel
 from outrider.engine.model.shared_vocabulary import PickedRows
@@ -29,6 +30,7 @@ from outrider.engine.passes.step_buffers import StagedPass, StepBuffers, tree_ro
 from outrider.engine.passes.tile_plans import TilePlanner, prepare_plan
 from outrider.kernels.attention.attention_tiles import MAX_SEQUENCES
 from outrider.kernels.attention.stage_rows import stage_rows
+from outrider.kernels.layers.compiled_pass import WholePass
 from outrider.kernels.layers.lora import LoraWeights
 from outrider.kernels.triton_support import uses_triton
 
@@ -336,6 +338,20 @@ class ModelRunner:
 
     def check(self) -> None:
         """Raise EngineError where what was computed lately may be wrong: a device was lost."""
+
+    def whole_pass(self) -> WholePass | None:
+        """Return what the compiled library needs to run passes itself; None where it cannot.
+
+        A pass that it has run is `note_pass`ed.
+        """
+        is_plain = self._recurrent is None and self.pool.window is None and not self.taps
+        if not is_plain or not isinstance(self.model, DecoderModel):
+            return None
+        return self.model.whole_pass(self.kv_cache)
+
+    def note_pass(self, done: PassTime, whole_s: float) -> None:
+        """Count a pass that was not run by `forward`; `whole_s`: with what made it ready."""
+        self._clock.add(done, whole_s)
 
     # ---- graphs ---------------------------------------------------------------------------
 

@@ -179,15 +179,27 @@ class RunningStepTimes:
             self._table_context = context
         return table[: num_rows + 1]
 
+    def each(self, num_rows: int, context: float = 0.0) -> npt.NDArray[np.float64]:
+        """Return what a call gives for 0 to `num_rows` rows, [num_rows + 1]."""
+        if num_rows >= _TABLE_ROWS:
+            return np.array([self(rows, context) for rows in range(num_rows + 1)])
+        return self._with_factors(num_rows + 1, context, [math.exp(f) for f in self._log_factors])
+
     def _make_table(self, size: int, context: float) -> npt.NDArray[np.float64]:
+        factors = [self._doubted_factor(size) for size in range(len(self._log_factors))]
+        table = self._with_factors(size, context, factors)
+        table.flags.writeable = False
+        return table
+
+    def _with_factors(
+        self, size: int, context: float, factors: Sequence[float]
+    ) -> npt.NDArray[np.float64]:
+        """Return what the curve says, times the factors of the measured sizes."""
         seconds = self._base[:size]
         if context and self._curve.row_context_s:
             price_s = (context - self._curve.context) * self._curve.row_context_s
             seconds = np.maximum(seconds + self._rows[:size] * price_s, self._curve.seconds[0] / 2)
-        factors = np.array([self._doubted_factor(size) for size in range(len(self._log_factors))])
-        table = np.asarray(seconds * factors[self._nearest_of[:size]])
-        table.flags.writeable = False
-        return table
+        return np.asarray(seconds * np.array(factors)[self._nearest_of[:size]])
 
     def observe(self, num_rows: int, seconds: float, context: float = 0.0) -> None:
         """Learn from one pass; sizes beyond the curve (prompts) say nothing about it."""

@@ -28,7 +28,7 @@ from outrider.verifier.params import Tier
 from outrider.verifier.verdict import Verdict
 
 Accept = Callable[[VerifiedPass], None]
-_NOTHING = torch.zeros((0, 0))
+_NO_LOGITS = DraftLogits(of_slices=torch.zeros((0, 0)))
 
 
 class Drafting:
@@ -71,6 +71,12 @@ class Drafting:
             is_due = number < num_wanted or not drafts.is_of_head
             plan = self._plan_answers(number) if is_due else PassPlan()
             wanted = drafts.next_pass()
+            if wanted is not None and wanted.levels is not None:
+                drafts.logits = _NO_LOGITS
+                if plan.is_empty:  # no answer has a part in these passes
+                    self._passes.grow_levels(wanted.levels)
+                    self._count_rows(wanted, "small")
+                wanted = drafts.next_pass()
             if wanted is not None and wanted.model == "head":
                 drafts.logits = self._head_pass(wanted)
                 if plan.is_empty:
@@ -131,7 +137,7 @@ class Drafting:
         """Run a recorded level, which leaves nothing to take in."""
         self._passes.grow_level(level.recorded, wanted.model)
         self._count_rows(wanted, "large" if wanted.model == "head" else "small")
-        return DraftLogits(of_slices=_NOTHING)
+        return _NO_LOGITS
 
     def _count_rows(self, wanted: DraftPass, tier: Tier) -> None:
         """Count draft rows as work of a tier; a head is a part of the large one."""

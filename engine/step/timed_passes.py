@@ -10,7 +10,7 @@ from outrider.engine.model.shared_vocabulary import PickedRows
 from outrider.engine.passes.device_rows import DeviceRows
 from outrider.engine.passes.level_graphs import RecordedTrees
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
-from outrider.engine.protocols import DraftModel
+from outrider.engine.protocols import DraftLevels, DraftModel
 from outrider.engine.queue.scheduler import Scheduler
 from outrider.engine.step.deferred_host_work import DeferredHostWork
 from outrider.engine.step.snapshot import StepCounts
@@ -66,6 +66,12 @@ class TimedPasses:
             self._runners["small"].grow_level(trees)
         self._host_work.run()
         self._note(None if model == "head" else "small")
+
+    def grow_levels(self, levels: DraftLevels) -> None:
+        """Run levels of drafts of the small model, with all else as for a pass."""
+        levels.run()
+        self._host_work.run()
+        self._note("small")
 
     def _note(self, tier: Tier | None) -> None:
         """Take note of the passes of a tier that have ended; None for the head's."""

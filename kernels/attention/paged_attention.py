@@ -89,12 +89,21 @@ def plan_attention(  # noqa: PLR0913 - a step's plan depends on the model's shap
         dtype=dtype,
         device=device,
     )
-    may_use_rows = is_automatic() and (deterministic or not prefers_onednn())
-    if may_use_rows and head_dim is not None and can_attend_rows(dtype, head_dim, device):
+    if head_dim is not None and plans_rows(
+        deterministic=deterministic, dtype=dtype, head_dim=head_dim, device=device
+    ):
         return _plan_rows(
             batch, block_size, sliding_window, has_full_layers=has_full_layers, plan=plan
         )
     return plan(sliding_window=sliding_window, has_full_layers=has_full_layers)
+
+
+def plans_rows(
+    *, deterministic: bool, dtype: torch.dtype, head_dim: int, device: torch.device
+) -> bool:
+    """True if `plan_attention` makes the plan of compiled attention, a `RowPlan`."""
+    may_use_rows = is_automatic() and (deterministic or not prefers_onednn())
+    return may_use_rows and can_attend_rows(dtype, head_dim, device)
 
 
 def _plan_rows(

@@ -155,6 +155,21 @@ class PassRows:
         return struct
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholePass:
+    """What a caller in the library needs to run whole passes itself: addresses and sizes."""
+
+    model: int
+    """Of a `ModelStruct`."""
+    caches: int
+    """Of the layers' `LayerCacheStruct`s."""
+    num_layers: int
+    num_logits: int
+    """Of a row."""
+    held: tuple[object, ...]
+    """What the addresses lead to."""
+
+
 class CompiledPass:
     """A model's layers, and its ends where all of it is compiled."""
 
@@ -181,6 +196,18 @@ class CompiledPass:
     def is_whole(self) -> bool:
         """True if `run` can be called."""
         return self._ends is not None
+
+    def whole(self, caches: ModelCaches) -> WholePass | None:
+        """Return what runs whole passes over these caches; None where the ends are not compiled."""
+        if self._ends is None:
+            return None
+        return WholePass(
+            model=ctypes.addressof(self._held[0]),
+            caches=caches.address,
+            num_layers=self._num_layers,
+            num_logits=self._ends.head.out_features,
+            held=(self, caches),
+        )
 
     def run_layers(
         self,

@@ -12,7 +12,7 @@ from outrider.kernels.cpu.structs import LikeliestCall
 from outrider.kernels.sampling.compiled import instruction_set, num_threads_for, row_library
 
 # kMostLikeliest in rows.h.
-_MOST_COMPILED: Final = 16
+MOST_COMPILED: Final = 16
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ def likeliest_tokens(scores: Tensor, count: int) -> Likeliest:
     half, where the library was built; else torch's softmax and topk.
     """
     library = row_library(scores)
-    if library is None or not 0 < count <= _MOST_COMPILED:
+    if library is None or not 0 < count <= MOST_COMPILED:
         return _reference(scores, count)
     num_rows, vocab_size = scores.shape
     # By way of numpy in half the time of torch.empty: this runs for every level of drafts.
