@@ -7,6 +7,7 @@ from typing import Protocol
 from outrider.draft.budget.budget import StepBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft
+from outrider.draft.guesses.compiled_levels import CompiledLevels
 from outrider.draft.guesses.model_guesses import ModelGuesses
 from outrider.draft.heads.protocol import BlockLayout
 from outrider.draft.node_selection import least_chance, select_nodes, weighted_probs
@@ -51,31 +52,25 @@ class HostGrowth:
     ) -> Generator[DraftPass, DraftLogits, None]:
         """Run draft passes while one is worth its time."""
         slices = self._model.catch_up_slices(growers)
+        levels = self._model.first_levels(slices, drafts, step)
         while slices:
-            if step is not None:
-                step.spend(sum(len(piece.token_ids) for _, piece in slices))
-            logits = yield self._model.draft_pass(slices)
-            self._model.receive(slices, logits.of_slices, logits.hidden)
-            able = self._able(growers)
-            levels = self._model.compiled_levels(able, drafts, step)
-            if levels is not None:
-                owners = [draft.sequence for draft in able]
-                yield DraftPass(slices=[], owners=owners, levels=levels)
-            if levels is not None and levels.was_run:
-                slices = self._model.next_slices(levels.left)
-            else:
-                slices = self._model.next_slices(self.next_level(growers, drafts, step))
-
-    def _able(self, growers: SequenceOf[Draft]) -> list[Draft]:
-        """Return the drafts that may grow."""
-        return [draft for draft in growers if self._model.can_grow(draft) and draft.may_ask_model]
+            growing = yield from _run(levels)
+            if growing is None:
+                if step is not None:
+                    step.spend(sum(len(piece.token_ids) for _, piece in slices))
+                logits = yield self._model.draft_pass(slices)
+                self._model.receive(slices, logits.of_slices, logits.hidden)
+                growing = yield from _run(self._model.later_levels(growers, drafts, step))
+            if growing is None:
+                growing = self.next_level(growers, drafts, step)
+            slices, levels = self._model.next_slices(growing), None
 
     def next_level(
         self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
     ) -> list[Draft]:
         """The drafts whose next level is worth a pass; their frontiers are chosen."""
         config = self._config
-        able = self._able(growers)
+        able = [draft for draft in growers if self._model.can_grow(draft) and draft.may_ask_model]
         chosen = choose_frontiers(
             [draft.tree for draft in able],
             max_frontier=config.max_frontier,
@@ -99,3 +94,11 @@ class HostGrowth:
             num_trees=len(growing),
         )
         return growing if is_worth_it else []
+
+
+def _run(levels: CompiledLevels | None) -> Generator[DraftPass, DraftLogits, list[Draft] | None]:
+    """Have levels run; return the drafts that go on by the host, None where nobody ran them."""
+    if levels is None:
+        return None
+    yield DraftPass(slices=[], owners=levels.owners, levels=levels)
+    return levels.left if levels.was_run else None

@@ -1,7 +1,7 @@
 """Grows the trees of a step by one call of the compiled library, as long as a level is worth it.
 
-The call does what `outrider.draft.host_growth` does level by level: it chooses frontiers, decides
-by the step's budget, runs the small model's pass, ranks its logits and adds the children. It comes
+The call does what `outrider.draft.host_growth` does level by level: it runs the small model's pass,
+ranks its logits, adds the children, chooses frontiers, and decides by the step's budget. It comes
 back for what only the host can do: more blocks, and children that are not simply a row's greatest
 logits (they are drawn, or a rule, a grammar or a cascade has a say).
 """
@@ -19,6 +19,8 @@ from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft
 from outrider.draft.trees.compiled_tree import CompiledTree, tree_addresses
 from outrider.engine.passes.pass_clock import PassTime
+from outrider.engine.passes.runner import ForwardSlice
+from outrider.engine.sequences.sequence import Sequence
 from outrider.kernels.cpu.level_library import (
     MOST_LEVELS,
     LevelBudgetStruct,
@@ -29,7 +31,7 @@ from outrider.kernels.cpu.level_library import (
     grow_levels,
 )
 from outrider.kernels.cpu.row_attention import TILE_ROWS
-from outrider.kernels.layers.compiled_pass import MAX_ROWS, WholePass
+from outrider.kernels.layers.compiled_pass import FEW_SPARE_ROWS, MAX_ROWS, WholePass
 from outrider.kernels.sampling.likeliest import MOST_COMPILED
 from outrider.verifier.sampling import takes_greatest
 
@@ -43,6 +45,7 @@ class CompiledLevels:
     """The levels of one step; see `outrider.engine.protocols.DraftLevels`.
 
     `growers`: the drafts that may grow, whose trees are all compiled ones. `drafts`: of the step.
+    `first`: the rows of the growers' texts up to their roots; none where these are computed.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class CompiledLevels:
         growers: SequenceOf[Draft],
         drafts: SequenceOf[Draft],
         step: StepBudget | None,
+        first: SequenceOf[ForwardSlice],
     ) -> None:
         self._model = model
         self._whole = whole
@@ -61,10 +65,18 @@ class CompiledLevels:
         self._growers = growers
         self._drafts = drafts
         self._step = step
+        self._first = array("q", [token for piece in first for token in piece.token_ids])
         self._growing = (LevelTreeStruct * len(growers))()
+        for own, piece in zip(self._growing, first, strict=False):
+            own.num_first, own.is_growing = len(piece.token_ids), True
         self.was_run = False
         self.left: list[Draft] = []
         """Drafts whose next rows are chosen, but too many for the library."""
+
+    @property
+    def owners(self) -> list[Sequence]:
+        """The sequences of the drafts that may grow."""
+        return [draft.sequence for draft in self._growers]
 
     @property
     def num_rows_each(self) -> list[int]:
@@ -80,6 +92,10 @@ class CompiledLevels:
             blocks = self._note_room()
             call.blocks = blocks.buffer_info()[0]
             end = grow_levels(call, torch.get_num_threads())
+            if call.first_token_ids:
+                call.first_token_ids = None
+                for draft in self._growers:
+                    self._model.has_root(draft)
             growing = [
                 draft
                 for draft, own in zip(self._growers, self._growing, strict=True)
@@ -103,7 +119,9 @@ class CompiledLevels:
         """Return the call, where its logits will stand, and what it has the addresses of."""
         config, whole, runner = self._config, self._whole, self._model.runner
         most_rows = len(self._growers) * config.max_frontier * _ROWS_PER_TARGET
+        most_rows = max(most_rows, len(self._first))
         for own, draft in zip(self._growing, self._growers, strict=True):
+            draft.state.was_asked = True
             own.tree = _compiled(draft).address
             # A cascade says something behind every node that is computed.
             own.chance = 1.0 if draft.needs_root else draft.acceptance.value
@@ -118,6 +136,7 @@ class CompiledLevels:
             trees=held.trees.buffer_info()[0],
             weights=held.weights.buffer_info()[0],
             budget=None if self._step is None else ctypes.addressof(held.budget),
+            first_token_ids=self._first.buffer_info()[0] if self._first else None,
             model=whole.model,
             caches=whole.caches,
             num_layers=whole.num_layers,
@@ -202,20 +221,28 @@ def compiled_levels(
     growers: SequenceOf[Draft],
     drafts: SequenceOf[Draft],
     step: StepBudget | None,
+    first: SequenceOf[ForwardSlice] = (),
 ) -> CompiledLevels | None:
     """Return the levels of trees; None where the library cannot run them.
 
-    Then the trees or the model's passes are not compiled, or the small model has an adapter.
+    Then the trees or the model's passes are not compiled, the small model has an adapter, or the
+    first rows are many or are not all that is missing.
     """
     if not growers or not isinstance(growers[0].tree, CompiledTree):
         return None
     views = [draft.state.view for draft in growers]
     if any(view is None or view.adapter is not None for view in views):
         return None
+    num_first = sum(len(piece.token_ids) for piece in first)
+    is_complete = all(piece.num_logit_rows for piece in first)
+    if num_first > min(MAX_ROWS, len(first) + FEW_SPARE_ROWS) or not is_complete:
+        return None
     whole = model.runner.whole_pass()
     if whole is None:
         return None
-    return CompiledLevels(model, whole, config=config, growers=growers, drafts=drafts, step=step)
+    return CompiledLevels(
+        model, whole, config=config, growers=growers, drafts=drafts, step=step, first=first
+    )
 
 
 def _compiled(draft: Draft) -> CompiledTree:

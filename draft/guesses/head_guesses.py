@@ -20,6 +20,7 @@ from outrider.draft.guesses.head_texts import Head, HeadText, HeadTexts
 from outrider.draft.guesses.model_guesses import ModelGuesses, Slices
 from outrider.engine.cache.block_pool import OutOfBlocksError
 from outrider.engine.cache.kv_view import KVView
+from outrider.engine.passes.runner import ForwardSlice
 from outrider.engine.protocols import DraftPass
 from outrider.verifier.token_tree import SOURCE_BIT
 
@@ -79,8 +80,12 @@ class HeadGuesses(ModelGuesses):
         """Count the accepted tokens that a draft's first pass takes in."""
         return self._text(draft).num_ready
 
-    def compiled_levels(
-        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+    def _levels(
+        self,
+        growers: SequenceOf[Draft],
+        drafts: SequenceOf[Draft],
+        step: StepBudget | None,
+        first: SequenceOf[ForwardSlice] = (),
     ) -> CompiledLevels | None:
         """Return None: a head's rows carry features."""
 

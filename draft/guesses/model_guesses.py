@@ -185,13 +185,34 @@ class ModelGuesses:
             rows = self._token_map.logits_to_target(rows)
         self.add_children(growing, rows)
 
-    def compiled_levels(
+    def first_levels(
+        self, slices: Slices, drafts: SequenceOf[Draft], step: StepBudget | None
+    ) -> CompiledLevels | None:
+        """Return the levels from a draft's first pass on; None where the host has to run that."""
+        growers = [draft for draft, _ in slices]
+        if not all(draft.may_ask_model for draft in growers):
+            return None
+        return self._levels(growers, drafts, step, first=[piece for _, piece in slices])
+
+    def later_levels(
         self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
     ) -> CompiledLevels | None:
-        """Return the next levels of trees; None where the host has to grow them one by one."""
+        """Return the levels behind a pass; None where the host has to grow them one by one."""
+        able = [draft for draft in growers if self.can_grow(draft) and draft.may_ask_model]
+        return self._levels(able, drafts, step)
+
+    def _levels(
+        self,
+        growers: SequenceOf[Draft],
+        drafts: SequenceOf[Draft],
+        step: StepBudget | None,
+        first: SequenceOf[ForwardSlice] = (),
+    ) -> CompiledLevels | None:
         if self._token_map is not None:
             return None
-        return compiled_levels(self, config=self._config, growers=growers, drafts=drafts, step=step)
+        return compiled_levels(
+            self, config=self._config, growers=growers, drafts=drafts, step=step, first=first
+        )
 
     def add_children(self, growing: SequenceOf[Draft], logits: Tensor) -> None:
         """Name the frontiers' best children, ranked as the target will rank; logits in order."""

@@ -13,6 +13,7 @@ from outrider.kernels.attention.row_plan import RowPlan
 from outrider.kernels.cpu.panel_linear import PanelLinear
 from outrider.kernels.layers.compiled_layer import CompiledLayer
 from outrider.kernels.layers.compiled_pass import (
+    FEW_SPARE_ROWS,
     MAX_ROWS,
     CompiledPass,
     LayerCache,
@@ -25,9 +26,6 @@ from outrider.kernels.layers.compiled_rows import ACTIVATIONS, CompiledNorm
 from outrider.kernels.layers.lora import CompiledLoraRows, LoraRows
 from outrider.kernels.layers.rope import RotaryTable
 from outrider.kernels.layers.taps import Taps
-
-# A last layer of so many rows more than are wanted costs less than the way through Python.
-_FEW_SPARE_ROWS = 8
 
 
 class CompiledLayers:
@@ -76,7 +74,7 @@ class CompiledLayers:
     def runs_whole(self, num_rows: int, wanted: Tensor | None) -> bool:
         """True if `run_whole` is the way: all is compiled, and few rows are computed in vain."""
         num_spare = 0 if wanted is None else num_rows - wanted.shape[0]
-        return self._pass.is_whole and num_spare <= _FEW_SPARE_ROWS
+        return self._pass.is_whole and num_spare <= FEW_SPARE_ROWS
 
     def run(
         self,

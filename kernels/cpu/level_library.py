@@ -21,6 +21,7 @@ class LevelTreeStruct(ctypes.Structure):
         ("first_block", _Int64),
         ("num_slots", _Int64),
         ("is_growing", _Int64),
+        ("num_first", _Int64),
         ("num_rows", _Int64),
     )
 
@@ -64,6 +65,7 @@ class LevelsCall(ctypes.Structure):
         ("weights", _Address),
         ("budget", _Address),
         ("blocks", _Address),
+        ("first_token_ids", _Address),
         ("model", _Address),
         ("caches", _Address),
         ("num_layers", _Int64),

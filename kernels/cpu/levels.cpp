@@ -144,14 +144,15 @@ class Growth {
 
     int32_t run() {
         if (!trees_ || !rows_ || !gains_) return -1;
-        for (bool is_chosen = call_.is_chosen; ; is_chosen = false) {
-            if (!is_chosen) {
+        is_first_ = call_.first_token_ids;
+        for (bool is_chosen = call_.is_chosen; ; is_chosen = is_first_ = false) {
+            if (!is_chosen && !is_first_) {
                 const int32_t is_worth_it = choose();
                 if (is_worth_it <= 0) return is_worth_it;
             }
             gather();
             if (!num_growing_) return kLevelsOver;
-            if (!has_room()) return kLevelsNoRoom;
+            if (!is_first_ && !has_room()) return kLevelsNoRoom;
             if (num_rows_ > call_.max_rows || call_.num_passes == kTreeSlots) return kLevelsTooMany;
             const int32_t failed = compute();
             if (failed) return failed;
@@ -230,7 +231,7 @@ class Growth {
         for (int64_t each = 0; each < call_.num_growing; ++each) {
             if (!call_.growing[each].is_growing) continue;
             trees_[num_growing_++] = tree(each);
-            num_rows_ += rows_of(*tree(each));
+            num_rows_ += is_first_ ? call_.growing[each].num_first : rows_of(*tree(each));
         }
     }
 
@@ -247,8 +248,10 @@ class Growth {
         const Clock::time_point started = Clock::now();
         Level level(num_growing_, num_rows_);
         if (!level.is_whole()) return -1;
-        if (outrider_tree_rows(trees_, num_growing_, level.counts, level.token_ids,
-                               level.positions, level.first_words, level.masks) < 0) {
+        if (is_first_) {
+            take_text(level);
+        } else if (outrider_tree_rows(trees_, num_growing_, level.counts, level.token_ids,
+                                      level.positions, level.first_words, level.masks) < 0) {
             return -2;
         }
         place(level);
@@ -277,6 +280,19 @@ class Growth {
         return 0;
     }
 
+    // Lists the rows of the texts in front of their trees, the roots included.
+    void take_text(Level& level) const {
+        int64_t row = 0, number = 0;
+        for (int64_t each = 0; each < call_.num_growing; ++each) {
+            const LevelTree& own = call_.growing[each];
+            level.counts[number++] = own.num_first;
+            for (int64_t left = own.num_first - 1; left >= 0; --left, ++row) {
+                level.positions[row] = own.tree->root_slot - left;
+            }
+        }
+        std::copy_n(call_.first_token_ids, row, static_cast<int64_t*>(level.token_ids));
+    }
+
     // Finds where the rows lie in the cache, and which of them get logits.
     void place(Level& level) const {
         int64_t row = 0, number = 0;
@@ -287,8 +303,9 @@ class Growth {
             const int64_t count = level.counts[number];
             const int64_t num_keys = tree.root_slot + tree.num_slots;
             const int64_t* blocks = call_.blocks + own.first_block;
-            level.sequences[number++] = {row, row + count, num_keys, tree.root_slot,
-                                         own.first_block, 1};
+            level.sequences[number++] = {row, row + count, num_keys,
+                                         is_first_ ? num_keys : tree.root_slot, own.first_block,
+                                         !is_first_};
             own.num_rows += count;
             for (int64_t left = count; left > 0; --left, ++row) {
                 const int64_t logical = num_keys - left;
@@ -342,6 +359,7 @@ class Growth {
     const Numbers<Tree*> trees_;  // of a level
     const Numbers<int64_t> rows_;
     const Numbers<double> gains_;
+    bool is_first_ = false;
     int64_t num_growing_ = 0, num_rows_ = 0, num_wanted_ = 0;
 };
 

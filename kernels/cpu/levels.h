@@ -15,6 +15,7 @@ struct LevelTree {
     int64_t first_block;     // its block table begins at this place of `blocks`
     int64_t num_slots;       // logical slots that may be written to
     int64_t is_growing;      // its next rows are chosen, or on their way
+    int64_t num_first;       // rows that take in the text up to the root
     int64_t num_rows;        // computed by this call
 };
 
@@ -40,6 +41,7 @@ struct LevelsCall {
     const double* weights;  // of them
     LevelBudget* budget;    // null: every level is worth it
     const int64_t* blocks;  // block tables, one behind the other
+    const int64_t* first_token_ids;  // of first rows, likewise; null where the roots are computed
     const Model* model;
     const LayerCache* caches;
     int64_t num_layers, block_size;

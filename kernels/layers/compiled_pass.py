@@ -23,6 +23,8 @@ from outrider.kernels.layers.taps import Taps
 
 # Beyond, Python's share of a pass is nothing, and torch's allocator keeps what a layer works in.
 MAX_ROWS: Final = 128
+# A last layer of so many rows more than are wanted costs less than the way through Python.
+FEW_SPARE_ROWS: Final = 8
 _Address = ctypes.c_void_p
 _Int32, _Int64 = ctypes.c_int32, ctypes.c_int64
 
