@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.kernels.sampling.judged_trees import judge_by_greatest
 from outrider.kernels.sampling.sample import SamplingTable, top_tokens
 from outrider.kernels.trees.verify_tree import verify_tree
 from outrider.kernels.triton_support import uses_triton
@@ -27,6 +28,7 @@ from outrider.verifier.sampling import (
     choose_tokens,
     mark_not_finite,
     process_logits,
+    takes_greatest,
 )
 from outrider.verifier.token_tree import TokenTree
 from outrider.verifier.verdict import ForestVerdicts, Verdict
@@ -39,6 +41,15 @@ class CoupledVerifier:
         self, sequences: SequenceOf[JudgedSequence], trees: SequenceOf[TokenTree], logits: Tensor
     ) -> list[Verdict]:
         """Judge each sequence's tree; logits float32 [total nodes, vocab_size], trees in order."""
+        if all(takes_greatest(each) and each.cascade is None for each in sequences):
+            judged = judge_by_greatest(
+                logits, [tree.token_ids for tree in trees], [tree.parent_index for tree in trees]
+            )
+            if judged is not None:
+                return [
+                    Verdict.of(path, [*[tree.token_ids[node] for node in path], next_token])
+                    for tree, (path, next_token) in zip(trees, judged, strict=True)
+                ]
         groups = [
             RowGroup(sequence=sequence, depths=tree.depth, paths=partial(getattr, tree, "paths"))
             for sequence, tree in zip(sequences, trees, strict=True)

@@ -108,7 +108,7 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         """Count how many tokens were emitted."""
-        return len(self.token_ids) - self.num_prompt_tokens
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     @property
     def num_own_tokens(self) -> int:

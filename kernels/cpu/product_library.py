@@ -18,7 +18,7 @@ import torch
 from outrider.kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
-_VERSION: Final = 15  # as kVersion in products.cpp
+_VERSION: Final = 16  # as kVersion in products.cpp
 _MACHINES: Final = ("x86_64", "amd64", "aarch64", "arm64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
@@ -90,6 +90,7 @@ class ProductLibrary:
             self._rank = library.outrider_rank
             self._draw_noise = library.outrider_draw_noise
             self._find_floors = library.outrider_find_floors
+            self._judge = library.outrider_judge
             self._lora = library.outrider_lora
             self._pass = library.outrider_pass
         except AttributeError as error:
@@ -112,6 +113,7 @@ class ProductLibrary:
             *(_Int32, _Int32),
         )
         self._lora.restype = _Int32
+        self._judge.argtypes, self._judge.restype = (_Address,), None
         self._pass.argtypes, self._pass.restype = (_Address, _Address, _Int32, _Int32), _Int32
         for function in (
             *(self._attend, self._normalise, self._gate, self._place, self._rank),
@@ -180,6 +182,10 @@ class ProductLibrary:
     def find_floors(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:
         """Find where rows are cut, given by the address of a `FloorsCall`."""
         self._find_floors(call, instruction_set, num_threads)
+
+    def judge(self, call: int) -> None:
+        """Judge trees, given by the address of a `JudgeCall`."""
+        self._judge(call)
 
     def add_lora(
         self,

@@ -158,6 +158,23 @@ class LikeliestCall(ctypes.Structure):
     )
 
 
+class JudgeCall(ctypes.Structure):
+    """Trees to be judged as the library reads them (struct JudgeCall in judge.h)."""
+
+    _fields_ = (
+        ("num_trees", _Int64),
+        ("width", _Int64),
+        ("stride", _Int64),
+        ("logits", _Address),
+        ("counts", _Address),
+        ("token_ids", _Address),
+        ("parents", _Address),
+        ("paths", _Address),
+        ("lengths", _Address),
+        ("next_tokens", _Address),
+    )
+
+
 class NoiseCall(ctypes.Structure):
     """Rows of Gumbel noise to be drawn (struct Noise in rows.h)."""
 

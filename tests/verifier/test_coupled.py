@@ -255,6 +255,30 @@ def test_plain_decoding_is_a_tree_of_one_node(choice: KernelChoice) -> None:
     assert verdict.accepted_nodes == []
 
 
+@settings(max_examples=repeats(100, 20))
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    st.sampled_from([VOCAB_SIZE, 16, 53]),
+    st.sampled_from([(), (float("nan"),), (float("inf"), -float("inf"))]),
+    st.integers(0, 10**6),
+)
+def test_greedy_trees_are_judged_alike_with_and_without_the_library(
+    sizes: list[int], vocab_size: int, odd: tuple[float, ...], seed: int
+) -> None:
+    rng = random.Random(seed)
+    greedy = SamplingParams(max_tokens=50, temperature=0.0)
+    trees = [make_tree(rng, size) for size in sizes]
+    sequences = [make_sequence(greedy, 4) for _ in sizes]
+    # Of few numbers, so that some are equal; every third row has what is no number.
+    rows = [rng.choices((-1.0, 0.0, 2.0, 3.0), k=vocab_size) for _ in range(sum(sizes))]
+    for row in rows[::3]:
+        row[rng.randrange(vocab_size)] = rng.choice((0.0, *odd))
+    logits = torch.tensor(rows)
+    found = CoupledVerifier().verify(sequences, trees, logits)
+    with use_kernels("reference"):
+        assert found == CoupledVerifier().verify(sequences, trees, logits)
+
+
 @pytest.mark.parametrize("choice", CHOICES)
 def test_the_target_is_judged_on_its_own_logits_not_changed(choice: KernelChoice) -> None:
     sequences = [make_sequence(SamplingParams(max_tokens=5, temperature=t), 4) for t in (0.0, 1.0)]
