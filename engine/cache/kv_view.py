@@ -149,7 +149,7 @@ class KVView:
         """
         unwritable, window = self._unwritable(num_slots), self.pool.window
         needed = self._num_missing(num_slots) + len(unwritable)
-        if needed > self.pool.num_available:
+        if needed and needed > self.pool.num_available:
             raise OutOfBlocksError
         if self.line is not None:
             self.line.hold()

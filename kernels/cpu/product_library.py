@@ -18,7 +18,7 @@ import torch
 from outrider.kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
-_VERSION: Final = 16  # as kVersion in products.cpp
+_VERSION: Final = 17  # as kVersion in products.cpp
 _MACHINES: Final = ("x86_64", "amd64", "aarch64", "arm64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
@@ -91,6 +91,7 @@ class ProductLibrary:
             self._draw_noise = library.outrider_draw_noise
             self._find_floors = library.outrider_find_floors
             self._judge = library.outrider_judge
+            self._move_slots = library.outrider_move_slots
             self._lora = library.outrider_lora
             self._pass = library.outrider_pass
         except AttributeError as error:
@@ -113,6 +114,8 @@ class ProductLibrary:
             *(_Int32, _Int32),
         )
         self._lora.restype = _Int32
+        self._move_slots.argtypes = (_Address, *(_Int64,) * 3, _Address, _Address, _Int64)
+        self._move_slots.restype = _Int32
         self._judge.argtypes, self._judge.restype = (_Address,), None
         self._pass.argtypes, self._pass.restype = (_Address, _Address, _Int32, _Int32), _Int32
         for function in (
@@ -186,6 +189,26 @@ class ProductLibrary:
     def judge(self, call: int) -> None:
         """Judge trees, given by the address of a `JudgeCall`."""
         self._judge(call)
+
+    def move_slots(
+        self, slots: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor
+    ) -> None:
+        """Move slots [planes, slots, elements], contiguous, as if all were read first.
+
+        `sources`, `destinations`: int64 [n]; a source of -1 moves nothing. Raises IndexError for a
+        slot that does not exist.
+        """
+        num_planes, num_slots, num_elements = slots.shape
+        failed = self._move_slots(
+            *(slots.data_ptr(), num_planes, num_slots, num_elements * slots.element_size()),
+            sources.contiguous().data_ptr(),
+            destinations.contiguous().data_ptr(),
+            len(sources),
+        )
+        if failed == -1:
+            raise MemoryError(f"{len(sources)} moves found no memory")
+        if failed:
+            raise IndexError("a slot of the cache is out of range")
 
     def add_lora(
         self,

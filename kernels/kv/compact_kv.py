@@ -3,7 +3,16 @@
 import torch
 from torch import Tensor
 
-from outrider.kernels.triton_support import jit, launch, next_power_of_2, tl, triton, uses_triton
+from outrider.kernels.cpu.product_library import product_support
+from outrider.kernels.triton_support import (
+    is_automatic,
+    jit,
+    launch,
+    next_power_of_2,
+    tl,
+    triton,
+    uses_triton,
+)
 
 # A program holds its share of all moves: (at most so many, 8-byte words of each one's row, warps),
 # no more than 16 words a thread, and no less than a sector of 32 bytes of a row.
@@ -116,10 +125,15 @@ def compact_kv(
     * block_size + offset, a source of -1 moves nothing (its destination means nothing). Sources and
     destinations may overlap in any way, destinations are distinct. Tree verification uses it to
     move an accepted path next to its prefix. On a GPU: one launch (scales: one more) up to 1024
-    moves.
+    moves. On a CPU compiled, where the library was built.
     """
     if not uses_triton(cache):
-        compact_kv_reference(cache, src_slots, dst_slots, scales)
+        library = product_support().library
+        if library is None or not is_automatic() or not cache.is_cpu:
+            compact_kv_reference(cache, src_slots, dst_slots, scales)
+            return
+        for tensor in (cache,) if scales is None else (cache, scales):
+            library.move_slots(_slots_of(tensor), src_slots, dst_slots)
         return
     for tensor in (cache,) if scales is None else (cache, scales):
         slots = _as_words(_slots_of(tensor))

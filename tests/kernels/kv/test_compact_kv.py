@@ -11,7 +11,7 @@ from outrider.kernels.triton_support import KernelChoice, record_launches, use_k
 BLOCK_SIZE = 4
 NUM_SLOTS = 20
 
-KINDS = st.sampled_from(["reference", "triton"])
+KINDS = st.sampled_from(["auto", "reference", "triton"])
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 
 
@@ -77,7 +77,7 @@ def test_moves_as_if_all_were_read_first(  # noqa: PLR0913
     check(make_cache(layers, heads, head_dim, dtype), pairs, kind, device)
 
 
-@pytest.mark.parametrize("kind", ["reference", "triton"])
+@pytest.mark.parametrize("kind", ["auto", "reference", "triton"])
 def test_a_pair_without_a_source_leaves_its_destination(device: torch.device, kind: str) -> None:
     check(make_cache(1, 1, 8, torch.float32), [(-1, 3), (5, 4), (-1, 0)], kind, device)
 
