@@ -16,7 +16,7 @@ from outrider.engine.sequences.sequence import Sequence
 # A request may be so much slower than without guesses, in all, and so many plain steps besides.
 # With the step under way when the account is empty, that is a twentieth of 64 tokens.
 _SLOWER: Final = 0.015
-_FIRST: Final = 1.5
+_FIRST: Final = 1.25
 # A text whose guesses were right for long does not pay for its next part without end, and one that
 # has waited for long is not owed plain steps without end.
 _MOST: Final = 8.0

@@ -174,6 +174,8 @@ class VirtualMachine:
             for piece in slices
             for _ in range(piece.num_logit_rows)
         ]
+        if not agreements:  # rows of a forest on the device are no slice's
+            agreements = [self.agreement] * len(output.logits)
         is_wrong = torch.tensor(self._rng.random(len(agreements)) >= agreements)
         output.logits[is_wrong] = 0.0
         output.logits[is_wrong, _WRONG_TOKEN] = 50.0
