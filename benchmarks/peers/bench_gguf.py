@@ -1,9 +1,8 @@
 """How fast does a public model answer real prompts, beside other programs on the same GGUF file?
 
 Method: each server is a process of its own with the same number of threads: Outrider with the file
-as it comes, plain and as it drafts by default (with the drafter that comes with Outrider for the
-file, if there is one, and then with repeated text alone, too), and plain with each of `--quantize`;
-and those of these programs that are named: llama.cpp's server from the wheel
+as it comes, plain and with repeated text as drafter (its default), and plain with each of
+`--quantize`; and those of these programs that are named: llama.cpp's server from the wheel
 `xllamacpp` (`--llama-python`); the same built for this processor (`--llama`, an environment as
 benchmarks/peers/llama_peer.py says), plain and with its own drafting from the prompt
 (`--llama-drafting`); OpenVINO GenAI (`--openvino-python`), plain and with its prompt lookup;
@@ -51,15 +50,7 @@ from benchmarks.peers.gguf.prompts import (
     prompts_by_domain,
 )
 from benchmarks.peers.gguf.requests import Answer
-from benchmarks.peers.gguf.servers import (
-    DRAFTING,
-    PLAIN,
-    PLAIN_PEERS,
-    TEXT,
-    Programs,
-    Started,
-    Starter,
-)
+from benchmarks.peers.gguf.servers import DRAFTING, PLAIN, PLAIN_PEERS, Programs, Started, Starter
 from benchmarks.peers.gguf.tables import tables_of
 from benchmarks.peers.gguf.text import PIECE, gaps, perplexities
 from benchmarks.peers.llama_peer import Llama
@@ -236,9 +227,7 @@ def _perplexities(
         file=starter.file,
         llama=Llama.found_in(options.llama),
         tokenizer=next(reversed(started.llamas.values())),
-        servers={
-            name: one for name, one in started.gateways.items() if name not in (DRAFTING, TEXT)
-        },
+        servers={name: one for name, one in started.gateways.items() if name != DRAFTING},
     )
 
 

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -50,24 +49,12 @@ _ALL: Final = (
 PUBLIC_MODELS: Final[Mapping[str, PublicModel]] = MappingProxyType({one.name: one for one in _ALL})
 """All of them by name."""
 
-SHIPPED_DRAFTERS: Final = Path(str(files("outrider.draft"))) / "public"
-"""Drafters that come with Outrider, each in a folder named as its public model."""
-
 
 def public_path(name: str) -> str:
     """Return the path of a public model's file, whether it is there or not; else the name."""
     model = PUBLIC_MODELS.get(name)
     path = None if model is None else model.path(os.environ)
     return name if path is None else str(path)
-
-
-def shipped_drafter(path: str) -> str | None:
-    """Return the folder of the drafter that comes with Outrider for the public model at a path."""
-    for model in PUBLIC_MODELS.values():
-        folder = SHIPPED_DRAFTERS / model.name
-        if path == str(model.path(os.environ)) and folder.is_dir():
-            return str(folder)
-    return None
 
 
 def fetch_advice(path: str) -> str | None:

@@ -16,7 +16,7 @@ from outrider.engine.model.quantised.formats import (
     StoredWay,
 )
 from outrider.gateway.contract.schema.kinds import ToolFormatName
-from outrider.gateway.settings.public_models import public_path, shipped_drafter
+from outrider.gateway.settings.public_models import public_path
 from outrider.verifier.params import SOURCES, TIERS, Source, Tier
 
 NONE = "none"
@@ -153,8 +153,7 @@ class ModelSettings(Section):
     drafter: str | None = None
     """Folder or Hugging Face id of an EAGLE-3, MTP, P-EAGLE or DFlash drafter that was trained for
     the large model and reads its hidden states; "mtp" for the one in the large model's own
-    checkpoint. Beside a small model, whichever of the two gains more drafts. Unset: the one that
-    comes with Outrider for a public model (`outrider models list`); "none" for no such drafter."""
+    checkpoint. Beside a small model, whichever of the two gains more drafts."""
     drafter_revision: Revision | None = None
     """Branch, tag or full commit hash of a drafter on the hub; unset: main."""
     router: Path | None = None
@@ -220,16 +219,6 @@ class ModelSettings(Section):
         named = {tier: bundled[tier] if name == DEMO else name for tier, name in named.items()}
         found = {tier: None if name == NONE else _place(name) for tier, name in named.items()}
         return {"large": found["large"], "small": found["small"]}
-
-    def resolved_drafter(self) -> str | None:
-        """Return the drafter's folder or hub id, or "mtp"; None for none.
-
-        The configured one, or the one that comes with Outrider for the large model.
-        """
-        if self.drafter is not None:
-            return None if self.drafter == NONE else self.drafter
-        large = self.resolved()["large"]
-        return None if large is None else shipped_drafter(large)
 
     def resolved_router(self) -> Path | None:
         """Return the router's folder: the configured one, or the bundled one with its own pair."""

@@ -47,7 +47,7 @@ def load_head(
     settings: Settings, models: "Mapping[Tier, CausalModel]", on_progress: LoadingCallback
 ) -> "HeadModel | None":
     """Read the head that `models.drafter` names; None for none. Raises EngineError."""
-    path = settings.models.resolved_drafter()
+    path = settings.models.drafter
     if path is None or not settings.speculation.enabled:
         return None
     from outrider.draft.heads.read_head import read_head
@@ -154,7 +154,7 @@ def allowed_difference(settings: Settings) -> str | None:
     options = settings.speculation
     difference = vocabulary_difference(settings)
     is_refused = options.enabled and not options.allow_vocab_mismatch
-    if difference is not None and is_refused and settings.models.resolved_drafter() is None:
+    if difference is not None and is_refused and settings.models.drafter is None:
         raise EngineError(
             "The small model cannot draft for the large one: their tokenizers differ "
             f"({difference}), so its tokens would mean something else. {MISMATCH_ADVICE}"

@@ -168,7 +168,7 @@ def check_folders(settings: Settings) -> None:
 
 def _check_drafter(settings: Settings, named: Mapping[Tier, str]) -> None:
     """Raise SettingsError for a drafter that is not there, or has no large model to draft for."""
-    path = settings.models.resolved_drafter()
+    path = settings.models.drafter
     if path is None or not settings.speculation.enabled:
         return
     if "large" not in named:

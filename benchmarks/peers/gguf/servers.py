@@ -14,11 +14,9 @@ from benchmarks.peers.openvino_peer import OpenVinoPeer, openvino_gguf_process
 from benchmarks.peers.worker_process import WorkerProcess, worker_process
 from benchmarks.shared.turns import Turn
 from benchmarks.shared.upstream_servers import Server, gateway_server, xllamacpp_server
-from outrider.gateway.settings.public_models import shipped_drafter
 
 PLAIN: Final = "Outrider plain"
 DRAFTING: Final = "Outrider"
-TEXT: Final = "Outrider, text alone"
 WHEEL: Final = "llama.cpp wheel"
 NATIVE: Final = "llama.cpp native"
 OPENVINO: Final = "OpenVINO"
@@ -95,10 +93,7 @@ class Starter:
         return _AVX2 if self.is_avx2 else {}
 
     def _ours(self, stack: contextlib.ExitStack, found: Started, schemes: Sequence[str]) -> None:
-        flags: dict[str, tuple[str, ...]] = {PLAIN: ("--no-speculation",), DRAFTING: ()}
-        if shipped_drafter(str(self.file)) is not None:
-            flags[TEXT] = ("--drafter", "none")
-        flags |= {
+        flags = {PLAIN: ("--no-speculation",), DRAFTING: ()} | {
             f"Outrider {scheme}, plain": ("--no-speculation", "--quantize", scheme)
             for scheme in schemes
         }
@@ -111,7 +106,7 @@ class Starter:
             server = stack.enter_context(started)
             found.gateways[name] = server
             found.answers[name] = partial(
-                ask_drafting if name in (DRAFTING, TEXT) else ask_outrider, server
+                ask_drafting if name == DRAFTING else ask_outrider, server
             )
 
     def _wheel(self, stack: contextlib.ExitStack, found: Started, python: Path | None) -> None:

@@ -108,7 +108,7 @@ class ModelFlags(PairFlags):
         str | None,
         typer.Option(
             help="Drafter that reads the large model (EAGLE-3, MTP, P-EAGLE, DFlash): folder or "
-            "hub id; mtp for the one in its checkpoint; none for none."
+            "hub id; mtp for the one in its checkpoint."
         ),
         Sets("models.drafter"),
     ] = None

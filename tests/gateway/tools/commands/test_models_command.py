@@ -255,24 +255,3 @@ def test_the_doctor_says_how_to_fetch_it() -> None:
 def test_a_revision_of_a_public_model_is_refused() -> None:
     with pytest.raises(SettingsError, match="only models on the Hugging Face hub have revisions"):
         load_settings(environ={}, flags={"models.large": "tiny", "models.large_revision": "main"})
-
-
-def test_a_public_model_brings_the_drafter_that_comes_with_outrider(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(public_models, "SHIPPED_DRAFTERS", tmp_path)
-
-    def drafter(**models: str) -> str | None:
-        flags = {f"models.{name}": value for name, value in models.items()}
-        settings = load_settings(flags=flags, environ={}, config_file=None)
-        return settings.models.resolved_drafter()
-
-    assert drafter(large=TINY.name) is None  # it has none
-    shipped = tmp_path / TINY.name
-    shipped.mkdir()
-    assert drafter(large=TINY.name) == str(shipped)
-    assert drafter(large=str(TINY.path(os.environ))) == str(shipped)
-    assert drafter(large=TINY.name, drafter="none") is None
-    assert drafter(large=TINY.name, drafter="mine") == "mine"
-    assert drafter(large="mine") is None
-    assert drafter(small=TINY.name, large="none") is None
