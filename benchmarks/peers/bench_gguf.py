@@ -1,8 +1,9 @@
 """How fast does a public model answer real prompts, beside other programs on the same GGUF file?
 
 Method: each server is a process of its own with the same number of threads: Outrider with the file
-as it comes, plain and with repeated text as drafter (its default), and plain with each of
-`--quantize`; and those of these programs that are named: llama.cpp's server from the wheel
+as it comes, plain and with repeated text as drafter (its default), with a head as well where
+`--drafter` names one, and plain with each of `--quantize`; and those of these programs that are
+named: llama.cpp's server from the wheel
 `xllamacpp` (`--llama-python`); the same built for this processor (`--llama`, an environment as
 benchmarks/peers/llama_peer.py says), plain and with its own drafting from the prompt
 (`--llama-drafting`); OpenVINO GenAI (`--openvino-python`), plain and with its prompt lookup;
@@ -50,7 +51,15 @@ from benchmarks.peers.gguf.prompts import (
     prompts_by_domain,
 )
 from benchmarks.peers.gguf.requests import Answer
-from benchmarks.peers.gguf.servers import DRAFTING, PLAIN, PLAIN_PEERS, Programs, Started, Starter
+from benchmarks.peers.gguf.servers import (
+    DRAFTING,
+    HEAD,
+    PLAIN,
+    PLAIN_PEERS,
+    Programs,
+    Started,
+    Starter,
+)
 from benchmarks.peers.gguf.tables import tables_of
 from benchmarks.peers.gguf.text import PIECE, gaps, perplexities
 from benchmarks.peers.llama_peer import Llama
@@ -85,6 +94,7 @@ class Options(benchmark.Options):
     pieces: int = option(12, f"pieces of that text, of {PIECE} tokens")
     threads: int | None = option(None, "of each server; default: all physical cores")
     quantize: tuple[str, ...] = option(("exact", "int8", "int4"), "of Outrider; or none")
+    drafter: Path | None = option(None, "folder of a head of that model, which drafts as well")
     llama_python: Path | None = option(None, "interpreter that has xllamacpp")
     llama: Path | None = option(None, "environment that has llama.cpp, built for this processor")
     llama_drafting: tuple[str, ...] = option(("ngram-simple",), "of that llama.cpp; or none")
@@ -97,6 +107,7 @@ class Options(benchmark.Options):
         """What runs beside Outrider."""
         return Programs(
             schemes=[name for name in self.quantize if name != _NONE],
+            drafter=self.drafter,
             llama_python=self.llama_python,
             llama=self.llama,
             llama_drafting=[name for name in self.llama_drafting if name != _NONE],
@@ -227,7 +238,9 @@ def _perplexities(
         file=starter.file,
         llama=Llama.found_in(options.llama),
         tokenizer=next(reversed(started.llamas.values())),
-        servers={name: one for name, one in started.gateways.items() if name != DRAFTING},
+        servers={
+            name: one for name, one in started.gateways.items() if name not in (DRAFTING, HEAD)
+        },
     )
 
 

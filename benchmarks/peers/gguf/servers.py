@@ -17,6 +17,7 @@ from benchmarks.shared.upstream_servers import Server, gateway_server, xllamacpp
 
 PLAIN: Final = "Outrider plain"
 DRAFTING: Final = "Outrider"
+HEAD: Final = "Outrider, drafter"
 WHEEL: Final = "llama.cpp wheel"
 NATIVE: Final = "llama.cpp native"
 OPENVINO: Final = "OpenVINO"
@@ -38,11 +39,13 @@ _LOOKUP_TOKENS: Final = 5
 class Programs:
     """What runs beside Outrider; None: left out.
 
-    `schemes`: of Outrider, beside the file as it comes. `llama_drafting`: kinds of llama.cpp's own
-    drafting without a model, of the native build. `dtype`: of transformers' weights.
+    `schemes`: of Outrider, beside the file as it comes. `drafter`: a head of that model.
+    `llama_drafting`: kinds of llama.cpp's own drafting without a model, of the native build.
+    `dtype`: of transformers' weights.
     """
 
     schemes: Sequence[str] = ()
+    drafter: Path | None = None
     llama_python: Path | None = None
     llama: Path | None = None
     llama_drafting: Sequence[str] = ()
@@ -80,7 +83,7 @@ class Starter:
         """All of them; they end with the context."""
         found = Started()
         with contextlib.ExitStack() as stack:
-            self._ours(stack, found, programs.schemes)
+            self._ours(stack, found, programs)
             self._wheel(stack, found, programs.llama_python)
             self._native(stack, found, programs)
             self._openvino(stack, found, programs.openvino_python)
@@ -92,10 +95,13 @@ class Starter:
         """Those of the environment of every program that heeds them."""
         return _AVX2 if self.is_avx2 else {}
 
-    def _ours(self, stack: contextlib.ExitStack, found: Started, schemes: Sequence[str]) -> None:
-        flags = {PLAIN: ("--no-speculation",), DRAFTING: ()} | {
+    def _ours(self, stack: contextlib.ExitStack, found: Started, programs: Programs) -> None:
+        flags: dict[str, tuple[str, ...]] = {PLAIN: ("--no-speculation",), DRAFTING: ()}
+        if programs.drafter is not None:
+            flags[HEAD] = ("--drafter", str(programs.drafter))
+        flags |= {
             f"Outrider {scheme}, plain": ("--no-speculation", "--quantize", scheme)
-            for scheme in schemes
+            for scheme in programs.schemes
         }
         shared = (
             *("--large", str(self.file), "--small", "none"),
@@ -106,7 +112,7 @@ class Starter:
             server = stack.enter_context(started)
             found.gateways[name] = server
             found.answers[name] = partial(
-                ask_drafting if name == DRAFTING else ask_outrider, server
+                ask_drafting if name in (DRAFTING, HEAD) else ask_outrider, server
             )
 
     def _wheel(self, stack: contextlib.ExitStack, found: Started, python: Path | None) -> None:

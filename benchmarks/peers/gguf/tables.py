@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.peers.gguf.servers import DRAFTING, PLAIN
+from benchmarks.peers.gguf.servers import DRAFTING, HEAD, PLAIN
 from benchmarks.shared import benchmark
 from benchmarks.shared.benchmark import Table, Text, figure
 from benchmarks.shared.record import Summary
@@ -101,6 +101,7 @@ def tables_of(results: Mapping[str, Any], *, max_new: int, long_prompt: int) -> 
 
 
 def _domain_table(temperature: str, domains: Mapping[str, Any], peers: Sequence[str]) -> Table:
+    has_head = any(HEAD in entry["cases"] for entry in domains.values())
     return Table(
         title=f"tok/s by domain, temperature {temperature}; ratios are drafting's",
         columns=(
@@ -108,6 +109,7 @@ def _domain_table(temperature: str, domains: Mapping[str, Any], peers: Sequence[
             ("plain", _of(PLAIN, figure("decode", ".1f"))),
             ("drafting", _of(DRAFTING, figure("decode", ".1f"))),
             ("x plain", _of(DRAFTING, _bounded(PLAIN))),
+            *([("drafter x plain", _of(HEAD, _over(PLAIN)))] if has_head else []),
             ("a pass", _of(DRAFTING, figure("tokens_per_pass"))),
             ("accepted", _of(DRAFTING, figure("acceptance_rate"))),
             ("by depth", _depths),
