@@ -244,7 +244,7 @@ function showModels(cards) {
   const local = cards.flatMap((card) => card.outrider).filter((behind) => "device" in behind);
   const tiers = new Set(local.map((behind) => behind.tier));
   const has = {
-    drafts: tiers.has("small") && tiers.has("large"),
+    drafts: tiers.has("large"),
     choice: tiers.size > 0 && cards.some((card) => card.outrider.some((one) => !("device" in one))),
   };
   for (const item of document.querySelectorAll("[data-needs]")) item.hidden = !has[item.dataset.needs];
