@@ -377,7 +377,7 @@ def test_a_request_that_waited_enough_for_the_guesses_of_others_gets_plain_steps
             sequence.token_ids.append(6)
             sequence.num_steps += 1
     assert has_guesses[0]
-    assert has_guesses.count(True) < 5
+    assert has_guesses.count(True) <= 5  # a quarter of a plain step each, and some are owed
 
 
 def test_every_node_that_the_small_model_computed_keeps_its_logits() -> None:
