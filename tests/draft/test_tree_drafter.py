@@ -337,8 +337,8 @@ def test_a_cascade_always_knows_the_small_models_view_of_the_root(enabled: bool)
     assert tree.num_draft_nodes == 0 or enabled
 
 
-def num_passes(proposal: Proposal, runner: ModelRunner) -> int:
-    """Run the passes that a proposal wants; return how many."""
+def run(proposal: Proposal, runner: ModelRunner) -> tuple[int, int]:
+    """Run the passes that a proposal wants; return how many, and the guesses of its trees."""
     number = 0
     try:
         wanted = next(proposal)
@@ -346,8 +346,8 @@ def num_passes(proposal: Proposal, runner: ModelRunner) -> int:
             number += 1
             logits = runner.forward(wanted.slices).logits
             wanted = proposal.send(DraftLogits(of_slices=logits))
-    except StopIteration:
-        return number
+    except StopIteration as end:
+        return number, sum(tree.num_draft_nodes for tree in end.value.host.values())
 
 
 def test_a_request_that_waited_enough_for_the_guesses_of_others_gets_plain_steps() -> None:
@@ -369,15 +369,18 @@ def test_a_request_that_waited_enough_for_the_guesses_of_others_gets_plain_steps
         for name in ("first", "other")
     )
     large_work = LargeWork(streams=[other])
-    has_guesses = []
+    plain_s = budget.target_pass_s(2)
+    waits = []  # beyond plain steps, in plain steps
     for _ in range(12):
-        proposal = drafter.propose([first], large_work=large_work)
-        has_guesses.append(num_passes(proposal, small) > 0)
+        passes, guesses = run(drafter.propose([first], large_work=large_work), small)
+        step_s = budget.target_pass_s(2 + guesses) + passes * budget.draft_pass_s(1)
+        waits.append(step_s / plain_s - 1.0)
         for sequence in (first, other):
             sequence.token_ids.append(6)
             sequence.num_steps += 1
-    assert has_guesses[0]
-    assert has_guesses.count(True) <= 5  # a quarter of a plain step each, and some are owed
+    assert waits[0] > 0
+    # 1.5 % and one and a quarter plain steps, and no more than the step that crosses it.
+    assert sum(waits) <= 0.015 * 12 + 1.25 + max(waits)
 
 
 def test_every_node_that_the_small_model_computed_keeps_its_logits() -> None:
