@@ -108,7 +108,7 @@ def gateways(store: str, folder: Path, request: pytest.FixtureRequest) -> Iterat
         "database_url": with_tables(folder / "books.db"),
         "routing": {"prices": PRICES},
         "ledger": {"flush_ms": 10, "batch_ms": 20, "journal": str(folder / "journal")},
-        "keys": {"refresh_s": 0.05},
+        "keys": {"mode": "required", "refresh_s": 0.05},
     }
     if store == "shared":
         sections["database_url"] = request.getfixturevalue("postgres_url")
