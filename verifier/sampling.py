@@ -1,7 +1,8 @@
 """The scores whose argmax is the emitted token, for rows of many sequences at once.
 
-On a CPU a sequence's noise is computed once for drafter and verifier and kept; Triton kernels make
-it anew wherever they need it, from keys and parameters that go to the device in one copy.
+Where only a token is wanted, kernels make the noise as they need it, from keys and parameters that
+go to the device in one copy. Where scores are wanted on a CPU (of drafts, of a cascade), a
+sequence's noise is computed once and kept.
 """
 
 from collections.abc import Callable
@@ -14,8 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from outrider.kernels.sampling.choice import choose_row_tokens
 from outrider.kernels.sampling.gumbel_noise import row_keys
-from outrider.kernels.sampling.sample import log_target, perturb, top_tokens
+from outrider.kernels.sampling.sample import log_target, perturb
 from outrider.kernels.sampling.sampling_rows import SamplingRows, SamplingTable, field_stride
 from outrider.kernels.triton_support import uses_triton
 from outrider.kernels.upload import upload
@@ -105,9 +107,7 @@ def choose_tokens(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
 
     `processed`: float32 [num_rows, vocab_size], after `process_logits`.
     """
-    if uses_triton(processed):
-        return top_tokens(processed, sampling_rows(groups, processed.device), 1).token_ids[:, 0]
-    return _greatest(add_noise(log_targets(processed, groups), groups))
+    return choose_row_tokens(processed, sampling_rows(groups, processed.device))
 
 
 def mark_not_finite(chosen: Tensor, logits: Tensor) -> Tensor:
@@ -119,14 +119,6 @@ def mark_not_finite(chosen: Tensor, logits: Tensor) -> Tensor:
     known = chosen.clamp(0, logits.shape[1] - 1)  # a row of NaN may have named no token at all
     is_sound = logits.gather(1, known[:, None])[:, 0].isfinite() & (known == chosen)
     return chosen.where(is_sound, NOT_FINITE)
-
-
-def _greatest(scores: Tensor) -> Tensor:
-    """The place of each row's greatest score, of equal ones the first, int64 [num_rows]."""
-    if scores.device.type != "cpu":
-        return scores.argmax(-1)
-    # numpy compares in vectors: a sixth of the instructions of torch's argmax.
-    return torch.from_numpy(scores.numpy().argmax(-1))
 
 
 def log_targets(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:

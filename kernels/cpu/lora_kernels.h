@@ -80,8 +80,8 @@ void lora_expand(const outrider::LoraTile& tile, int64_t first, int64_t last) {
 }
 
 constexpr outrider::RowOps kRowOps = {
-    normalise,  gate,        place,       rank,        combine,
-    draw_noise, find_floors, lora_shrink, lora_expand,
+    normalise,  gate,        place,  rank,        combine,
+    draw_noise, find_floors, choose, lora_shrink, lora_expand,
 };
 
 }  // namespace

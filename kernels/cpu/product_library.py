@@ -18,7 +18,7 @@ import torch
 from outrider.kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
-_VERSION: Final = 17  # as kVersion in products.cpp
+_VERSION: Final = 18  # as kVersion in products.cpp
 _MACHINES: Final = ("x86_64", "amd64", "aarch64", "arm64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
@@ -90,6 +90,7 @@ class ProductLibrary:
             self._rank = library.outrider_rank
             self._draw_noise = library.outrider_draw_noise
             self._find_floors = library.outrider_find_floors
+            self._choose = library.outrider_choose
             self._judge = library.outrider_judge
             self._move_slots = library.outrider_move_slots
             self._lora = library.outrider_lora
@@ -120,7 +121,7 @@ class ProductLibrary:
         self._pass.argtypes, self._pass.restype = (_Address, _Address, _Int32, _Int32), _Int32
         for function in (
             *(self._attend, self._normalise, self._gate, self._place, self._rank),
-            *(self._draw_noise, self._find_floors),
+            *(self._draw_noise, self._find_floors, self._choose),
         ):
             function.argtypes, function.restype = (_Address, _Int32, _Int32), _Int32
 
@@ -185,6 +186,10 @@ class ProductLibrary:
     def find_floors(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:
         """Find where rows are cut, given by the address of a `FloorsCall`."""
         self._find_floors(call, instruction_set, num_threads)
+
+    def choose(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:
+        """Choose rows' tokens, given by the address of a `ChoiceCall`."""
+        self._choose(call, instruction_set, num_threads)
 
     def judge(self, call: int) -> None:
         """Judge trees, given by the address of a `JudgeCall`."""

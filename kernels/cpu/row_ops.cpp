@@ -70,6 +70,10 @@ EXPORT int32_t outrider_find_floors(const Floors* floors, int32_t instruction_se
     return run(*floors, &RowOps::find_floors, instruction_set, threads);
 }
 
+EXPORT int32_t outrider_choose(const Choice* choice, int32_t instruction_set, int32_t threads) {
+    return run(*choice, &RowOps::choose, instruction_set, threads);
+}
+
 // Returns -2, before anything is written, for a position or a slot that does not exist.
 EXPORT int32_t outrider_place(const Heads* heads, int32_t instruction_set, int32_t threads) {
     for (int64_t row = 0; row < heads->num_rows; ++row) {

@@ -81,6 +81,19 @@ struct Floors {
     float* floors;               // [num_rows]
 };
 
+// The token of each row: the greatest sum of logit / temperature and noise, of equal ones the first,
+// among those that top-k, top-p and min-p leave. The greatest logit where the temperature is 0.
+struct Choice {
+    int64_t num_rows, width;
+    int64_t stride;  // elements from row to row
+    const float* logits;
+    const float* temperature;    // [num_rows]
+    const int32_t* top_k;        // [num_rows]; off at 0
+    const float *top_p, *min_p;  // [num_rows]; off at 1 and 0
+    const int32_t* keys;         // [num_rows, 2], of the noise
+    int64_t* tokens;             // [num_rows]; -1 where there was no memory
+};
+
 // y = sum over a row's pairs, in order, of weight * result: each product and each sum is rounded.
 struct Combination {
     int64_t num_rows, width, num_chosen;
@@ -99,6 +112,7 @@ struct RowOps {
     void (*combine)(const Combination&, int64_t first, int64_t last);
     void (*draw_noise)(const Noise&, int64_t first, int64_t last);
     void (*find_floors)(const Floors&, int64_t first, int64_t last);
+    void (*choose)(const Choice&, int64_t first, int64_t last);
     void (*lora_shrink)(const LoraTile&, int64_t first, int64_t last);  // ranks, into `inner`
     void (*lora_expand)(const LoraTile&, int64_t first, int64_t last);  // columns of the part
 };

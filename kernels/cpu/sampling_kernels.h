@@ -1,4 +1,4 @@
-// What chooses tokens: Gumbel noise, and the least score that a truncation leaves.
+// What chooses tokens: Gumbel noise, the least score that a truncation leaves, and both in one.
 #pragma once
 
 #include <float.h>
@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "parallel.h"
 #include "row_kernels.h"
 
 namespace {
@@ -29,24 +30,38 @@ INLINE Lanes gumbel_of(const Lanes& fraction) {
     return -logarithm(where_greater(taken, filled(0.0f), inner, fraction));
 }
 
-void draw_noise(const outrider::Noise& call, int64_t first, int64_t last) {
+// The fractions of 16 tokens of a row, from its key.
+struct Fractions {
+    explicit Fractions(const int32_t* key) : low(uint32_t(key[0])), high(uint32_t(key[1])) {
+        for (int32_t lane = 0; lane < kLanes; ++lane) numbers[lane] = lane;
+    }
+
+    INLINE Lanes from(int64_t token) const {
+        return of_parts([&](int64_t lane) {
+            BitPart tokens;
+            memcpy(&tokens, numbers + lane, sizeof tokens);
+            const BitPart bits = mixed(mixed((tokens + uint32_t(token)) ^ low) ^ high);
+            return (__builtin_convertvector(bits, LanePart) + 0.5f) * 0x1p-32f;
+        });
+    }
+
+    uint32_t low, high;
     int32_t numbers[kLanes];
-    for (int32_t lane = 0; lane < kLanes; ++lane) numbers[lane] = lane;
+};
+
+INLINE Lanes noise_of(const Lanes& fraction) {
+    // No more than the greatest number below 1.
+    return gumbel_of(-larger(-fraction, filled(-1.0f + 0x1p-24f)));
+}
+
+void draw_noise(const outrider::Noise& call, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-        const uint32_t low = uint32_t(call.keys[2 * row]), high = uint32_t(call.keys[2 * row + 1]);
+        const Fractions fractions(call.keys + 2 * row);
         float* noise = call.noise + row * call.width;
         for (int64_t token = 0; token < call.width; token += kLanes) {
-            const Lanes fraction = of_parts([&](int64_t lane) {
-                BitPart tokens;
-                memcpy(&tokens, numbers + lane, sizeof tokens);
-                const BitPart bits = mixed(mixed((tokens + uint32_t(token)) ^ low) ^ high);
-                return (__builtin_convertvector(bits, LanePart) + 0.5f) * 0x1p-32f;
-            });
-            // No more than the greatest number below 1.
-            const Lanes gumbel = gumbel_of(-larger(-fraction, filled(-1.0f + 0x1p-24f)));
             const int64_t left = call.width - token;
             float part[kLanes];
-            store(part, gumbel);
+            store(part, noise_of(fractions.from(token)));
             memcpy(noise + token, part, size_t(left < kLanes ? left : kLanes) * sizeof *part);
         }
     }
@@ -68,11 +83,22 @@ struct Row {
     float peak;
 };
 
+// The first block from `start` on that has a greater score, or the last one: the likeliest tokens
+// are in few blocks.
+INLINE int64_t next_block(const Row& row, int64_t start, float score) {
+    while (start + kScanned < row.width && !has_greater(row.scores + start, score)) {
+        start += kScanned;
+    }
+    return start;
+}
+
 // Takes what reaches each of the pivots.
 void reach(const Row& row, const float (&pivots)[kPivots], Reached (&reached)[kPivots]) {
     Lanes masses[kPivots] = {}, counts[kPivots] = {};
     const Lanes one = filled(1.0f), none = {};
+    const float beneath = nextafterf(pivots[kPivots - 1], -INFINITY);
     for (int64_t d = 0; d < row.width; d += kLanes) {
+        if (d % kScanned == 0) d = next_block(row, d, beneath);
         float rest[kLanes];
         const float* from = row.scores + d;
         if (d + kLanes > row.width) {
@@ -133,7 +159,9 @@ Border border_of(const Row& row, float low, Reached of_low, IsEnough is_enough) 
     float between[kSorted];
     int64_t count = 0;
     bool is_whole = true;
+    const float beneath = nextafterf(low, -INFINITY);
     for (int64_t token = 0; token < row.width && is_whole; ++token) {
+        if (token % kScanned == 0) token = next_block(row, token, beneath);
         const float score = row.scores[token];
         if (!((score >= low) & (score < high))) continue;  // one branch, hardly ever taken
         is_whole = count < kSorted;
@@ -195,6 +223,143 @@ void find_floors(const outrider::Floors& call, int64_t first, int64_t last) {
                                                 call.top_p[row], call.min_p[row])
                                      : -INFINITY;
     }
+}
+
+// ---- a row's token ---------------------------------------------------------------------------
+
+struct Peak {
+    float logit;
+    bool is_finite;  // nothing of the row is infinite, or no number; -inf may be
+};
+
+Peak sound_peak_of(const float* logits, int64_t width) {
+    Lanes peaks = filled(-INFINITY), faults = {};
+    int64_t token = 0;
+    for (; token + kLanes <= width; token += kLanes) {
+        const Lanes part = load(logits + token);
+        peaks = larger(part, peaks);
+        faults += where_greater(filled(INFINITY), part, Lanes{}, filled(1.0f));
+    }
+    Peak peak = {largest_of(peaks), !(largest_of(faults) > 0.0f)};
+    for (; token < width; ++token) {
+        if (logits[token] > peak.logit) peak.logit = logits[token];
+        peak.is_finite &= logits[token] < INFINITY;
+    }
+    return peak;
+}
+
+// The first score that is no number, or else the first infinite one.
+int64_t first_not_finite(const float* logits, int64_t width, float temperature) {
+    int64_t infinite = width;
+    for (int64_t token = 0; token < width; ++token) {
+        const float score = logits[token] / temperature;
+        if (score != score) return token;
+        if (infinite == width && score > FLT_MAX) infinite = token;
+    }
+    return infinite;
+}
+
+int64_t place_of(const float* logits, float peak) {
+    int64_t token = 0;
+    while (logits[token] != peak) ++token;
+    return token;
+}
+
+// Draws a row's token: the greatest sum of score and noise, of equal ones the first.
+//
+// Noise of w is at least b only where w is at most e^-b. So its two logarithms are computed for the
+// few tokens whose w is small enough to pass the best one so far.
+class Draw {
+   public:
+    // Scores, logit / temperature, below `floor` are cut. Nothing of the row is infinite.
+    Draw(const float* logits, int64_t width, float temperature, float floor, const int32_t* key)
+        : logits_(logits), width_(width), temperature_(temperature), floor_(floor),
+          fractions_(key) {}
+
+    // `place`: of a token that is not cut, best of the likeliest.
+    int64_t run(int64_t place) {
+        take(place - place % kLanes);
+        for (int64_t start = 0; start < width_; start += kScanned) {
+            const int64_t end = start + kScanned < width_ ? start + kScanned : width_;
+            const float hopeless = (best_ - kMostNoise - slack()) * temperature_;
+            if (end - start == kScanned && !has_greater(logits_ + start, hopeless)) continue;
+            for (int64_t first = start; first < end; first += kLanes) take(first);
+        }
+        return token_;
+    }
+
+   private:
+    static constexpr float kMostNoise = 22.9f;
+
+    // What rounding, and the exponential, may be wrong by, and more.
+    float slack() const { return 0.01f + 1e-6f * fabsf(best_); }
+
+    // Takes the best of 16 tokens, if it is better.
+    INLINE void take(int64_t first) {
+        const int64_t left = width_ - first;
+        float rest[kLanes];
+        const float* from = logits_ + first;
+        if (left < kLanes) {
+            for (int64_t lane = 0; lane < kLanes; ++lane) {
+                rest[lane] = lane < left ? from[lane] : -INFINITY;
+            }
+            from = rest;
+        }
+        const Lanes scores = load(from) / filled(temperature_);
+        const Lanes fractions = fractions_.from(first);
+        const Lanes enough = exponential(scores - (best_ - slack()));
+        const Lanes is_near = where_greater(enough, fractions, filled(1.0f), Lanes{});
+        if (!(largest_of(is_near) > 0.0f)) return;
+        float own[kLanes], sums[kLanes];
+        store(own, scores);
+        store(sums, scores + noise_of(fractions));
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+            if (own[lane] < floor_ || sums[lane] < best_) continue;
+            if (sums[lane] == best_ && first + lane >= token_) continue;
+            best_ = sums[lane];
+            token_ = first + lane;
+        }
+    }
+
+    const float* logits_;
+    const int64_t width_;
+    const float temperature_, floor_;
+    const Fractions fractions_;
+    float best_ = -FLT_MAX;
+    int64_t token_ = 0;
+};
+
+// The least score that stays; NaN where there is no memory for the scores.
+float floor_of_row(const outrider::Choice& call, int64_t row, const float* logits, float peak) {
+    const float temperature = call.temperature[row];
+    const int64_t top_k = call.top_k[row];
+    const bool cuts_k = top_k > 0 && top_k < call.width;
+    if (!cuts_k && call.top_p[row] >= 1.0f && !(call.min_p[row] > 0.0f)) return -INFINITY;
+    const outrider::Scratch memory(call.width * int64_t(sizeof(float)));
+    float* scores = reinterpret_cast<float*>(memory.data());
+    if (!scores) return NAN;
+    for (int64_t token = 0; token < call.width; ++token) scores[token] = logits[token] / temperature;
+    return floor_of({scores, call.width, peak / temperature}, cuts_k ? top_k : call.width,
+                    call.top_p[row], call.min_p[row]);
+}
+
+int64_t token_of(const outrider::Choice& call, int64_t row) {
+    const float* logits = call.logits + row * call.stride;
+    const float temperature = call.temperature[row];
+    const bool is_greedy = !(temperature > 0.0f);
+    const Peak peak = sound_peak_of(logits, call.width);
+    if (!peak.is_finite || (!is_greedy && peak.logit / temperature > FLT_MAX)) {
+        return first_not_finite(logits, call.width, is_greedy ? 1.0f : temperature);
+    }
+    const int64_t place = place_of(logits, peak.logit);
+    if (is_greedy || peak.logit == -INFINITY) return place;
+    const float floor = floor_of_row(call, row, logits, peak.logit);
+    if (floor != floor) return -1;
+    return Draw(logits, call.width, temperature, floor, call.keys + 2 * row).run(place);
+}
+
+void choose(const outrider::Choice& call, int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) call.tokens[row] = token_of(call, row);
 }
 
 }  // namespace

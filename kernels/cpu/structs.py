@@ -201,6 +201,23 @@ class FloorsCall(ctypes.Structure):
     )
 
 
+class ChoiceCall(ctypes.Structure):
+    """Rows whose tokens are chosen (struct Choice in rows.h)."""
+
+    _fields_ = (
+        ("num_rows", _Int64),
+        ("width", _Int64),
+        ("stride", _Int64),
+        ("logits", _Address),
+        ("temperature", _Address),
+        ("top_k", _Address),
+        ("top_p", _Address),
+        ("min_p", _Address),
+        ("keys", _Address),
+        ("tokens", _Address),
+    )
+
+
 _Four64, _Four32, _FourAddresses = _Int64 * 4, _Int32 * 4, _Address * 4
 
 
