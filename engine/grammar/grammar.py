@@ -137,13 +137,7 @@ class GrammarState:
         is emitted from them. Where earlier rules (`min_tokens`) have forbidden all that the grammar
         allows, the grammar wins.
         """
-        self._follow(token_ids)
-        masks: list[NDArray[np.int32] | None] = [None] * len(paths)
-        # Sorted, the paths are a walk through the trie: the matcher goes every edge once.
-        for row in sorted(range(len(paths)), key=paths.__getitem__):
-            node = self._walk(paths[row])
-            if node is not None and not node.is_end:
-                masks[row] = self._mask(node)
+        masks = self._masks(token_ids, paths)
         stacked = [mask for mask in masks if mask is not None]
         if len(stacked) == len(masks):
             self._forbid(logits, np.stack(stacked))
@@ -153,6 +147,23 @@ class GrammarState:
             chosen = logits[index]
             self._forbid(chosen, np.stack(stacked))
             logits.index_copy_(0, index, chosen)
+
+    def prepare(self, token_ids: list[int], paths: list[list[int]]) -> None:
+        """Find what `apply` will forbid in these rows, while their logits are computed."""
+        self._masks(token_ids, paths)
+
+    def _masks(
+        self, token_ids: list[int], paths: list[list[int]]
+    ) -> list[NDArray[np.int32] | None]:
+        """The mask behind each path; None behind a finished or a refused text."""
+        self._follow(token_ids)
+        masks: list[NDArray[np.int32] | None] = [None] * len(paths)
+        # Sorted, the paths are a walk through the trie: the matcher goes every edge once.
+        for row in sorted(range(len(paths)), key=paths.__getitem__):
+            node = self._walk(paths[row])
+            if node is not None and not node.is_end:
+                masks[row] = self._mask(node)
+        return masks
 
     def _forbid(self, logits: Tensor, masks: NDArray[np.int32]) -> None:
         """Apply masks [num_rows, num_words] to logits [num_rows, any vocabulary size]."""

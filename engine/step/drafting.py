@@ -161,6 +161,7 @@ class Drafting:
         num_front = 0 if wanted.device_rows is None else wanted.device_rows.total_rows
         for item in items:
             item.first_row += num_front
+        self._passes.prepare_masks(items)
         output = self._passes.forward("small", answers + wanted.slices, wanted.device_rows)
         self._count_rows(wanted, "small")
         note_prompt_logprobs(plan.prefills, answers, output.logits, first_row=num_front)

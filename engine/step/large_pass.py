@@ -94,6 +94,7 @@ class LargePass:
             return None
         forest = trees.forest
         slices, items = self._host_rows(plan, trees)
+        self._passes.prepare_masks(items)
         runner = self._runners["large"]
         picked = picked_rows(forest, items, runner.device) if runner.picks else None
         if forest is None:

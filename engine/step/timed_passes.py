@@ -1,6 +1,7 @@
 """Forward passes of all models, their times, and the host work that is done beside them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from torch import Tensor
@@ -14,6 +15,8 @@ from outrider.engine.protocols import DraftLevels, DraftModel
 from outrider.engine.queue.scheduler import Scheduler
 from outrider.engine.step.deferred_host_work import DeferredHostWork
 from outrider.engine.step.snapshot import StepCounts
+from outrider.engine.trees.verify_items import VerifyItem
+from outrider.verifier.own_failure import OwnFailure
 from outrider.verifier.params import Tier
 
 _PASS_TIME_WEIGHT: Final = 0.1
@@ -56,6 +59,14 @@ class TimedPasses:
         self._host_work.run()
         self._note(tier)
         return output
+
+    def prepare_masks(self, items: Sequence[VerifyItem]) -> None:
+        """Have grammars' masks worked out beside the next pass, which their trees are a part of."""
+        if not self._host_work.overlaps:  # a pass on the CPU leaves no time for it
+            return
+        for item in items:
+            if item.sequence.grammar is not None and item.sequence.failure is None:
+                self._host_work.defer(partial(_prepare_masks, item))
 
     def grow_level(self, trees: RecordedTrees, model: DraftModel) -> None:
         """Start a recorded level of trees, with all else as for a pass."""
@@ -103,3 +114,10 @@ class TimedPasses:
         config, mean_s = self._config, self.mean_s
         affordable = int(config.small_pass_share * mean_s["large"] / mean_s["small"])
         return min(max(affordable, config.min_small_passes), config.max_small_passes)
+
+
+def _prepare_masks(item: VerifyItem) -> None:
+    sequence = item.sequence
+    if sequence.grammar is not None:
+        with OwnFailure(sequence):
+            sequence.grammar.prepare(sequence.token_ids, item.tree.paths)

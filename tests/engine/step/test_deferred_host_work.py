@@ -1,19 +1,32 @@
 """Work that waits until the device is busy: what it changes, and that it is always done."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from outrider.engine.core import Engine
 from outrider.engine.events import EngineEvent, Finished
+from outrider.engine.grammar.grammar import GrammarCompiler
 from outrider.engine.step.deferred_host_work import DeferredHostWork
+from outrider.verifier.coupled import CoupledVerifier
+from outrider.verifier.next_tokens import NextToken
+from outrider.verifier.params import TIERS, Tier
+from outrider.verifier.verdict import Verdict
+from tests.engine.grammar.compiling import PERSON
 from tests.engines import (
     Answer,
     assert_idle,
+    chat_prompt,
     finish,
     make_engine,
     make_request,
     random_prompt,
+    serve,
+    shipped_pair,
     tiny_pair,
 )
+from tests.grammars import schema_spec, shipped_compiler
 from tests.laws.same_answers import plainly
 
 REQUESTS = [
@@ -92,3 +105,54 @@ def test_deferred_work_runs_in_a_step_without_computation() -> None:
     done: list[int] = []
     engine.step(while_busy=lambda: done.append(1))
     assert done == [1]
+
+
+class WatchedVerifier(CoupledVerifier):
+    """Says while a pass is judged."""
+
+    is_busy = False
+
+    def verify(self, *arguments: Any) -> list[Verdict]:
+        self.is_busy = True
+        verdicts = super().verify(*arguments)
+        self.is_busy = False
+        return verdicts
+
+    def next_tokens(self, *arguments: Any) -> list[NextToken]:
+        self.is_busy = True
+        tokens = super().next_tokens(*arguments)
+        self.is_busy = False
+        return tokens
+
+
+@pytest.mark.slow
+def test_the_masks_of_grammars_are_worked_out_beside_the_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verifier = WatchedVerifier()
+    compilers: dict[Tier, GrammarCompiler] = {tier: shipped_compiler() for tier in TIERS}
+    engine = make_engine(shipped_pair(), grammars=compilers, verifier=verifier, on_device=True)
+    requests = [
+        replace(
+            make_request(tier, chat_prompt("hi"), max_tokens=24, tier=tier),
+            grammar=schema_spec(PERSON),
+        )
+        for tier in TIERS
+    ]
+    found: list[bool] = []
+    matcher = type(shipped_compiler().compile(schema_spec(PERSON)).result(20).matcher())
+    fill_mask = matcher.fill_mask
+
+    def noted(self: Any, mask: Any) -> None:
+        found.append(verifier.is_busy)
+        fill_mask(self, mask)
+
+    monkeypatch.setattr(matcher, "fill_mask", noted)
+    plain = {name: answer.token_ids for name, answer in serve(engine, requests).items()}
+    assert any(found), "no mask was found late, so this test says nothing"
+    found.clear()
+    engine._host_work.overlaps = True
+    answers = serve(engine, requests)
+    assert {name: answer.token_ids for name, answer in answers.items()} == plain
+    assert found
+    assert not any(found)
