@@ -25,6 +25,7 @@ from outrider.verifier.judged import JudgedForest, JudgedSequence
 from outrider.verifier.next_tokens import NextRow, NextToken, next_tokens
 from outrider.verifier.sampling import (
     RowGroup,
+    choose_ruled_tokens,
     choose_tokens,
     mark_not_finite,
     process_logits,
@@ -54,13 +55,13 @@ class CoupledVerifier:
             RowGroup(sequence=sequence, depths=tree.depth, paths=partial(getattr, tree, "paths"))
             for sequence, tree in zip(sequences, trees, strict=True)
         ]
-        processed = process_logits(logits, groups)
-        chosen = by_target = choose_tokens(processed, groups)  # [num_nodes]
         if any(sequence.cascade is not None for sequence in sequences):
+            processed = process_logits(logits, groups)
+            by_target = choose_tokens(processed, groups)  # [num_nodes]
             chosen = cascade_choices(by_target, processed, sequences, trees)
             marked = mark_not_finite(chosen, logits)
             return _walk(trees, chosen.where(chosen == UNDECIDED, marked), by_target)
-        chosen = mark_not_finite(chosen, logits)
+        chosen = mark_not_finite(choose_ruled_tokens(logits, groups), logits)
         if all(tree.num_nodes == 1 for tree in trees):
             return [Verdict.of([], [token]) for token in chosen.tolist()]
         return _walk(trees, chosen)

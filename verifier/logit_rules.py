@@ -5,6 +5,7 @@ what it does when the same token is decoded alone.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,6 +32,17 @@ class LogitRule(Protocol):
 
         `logits`: float32 [num_rows, vocab_size], vocab_size being that of the model they come from.
         `token_ids`: prompt and answer; between two calls it only grows, or the answer starts over.
+        """
+
+
+class MaskRule(LogitRule, ABC):
+    """A rule that allows some tokens and changes nothing else."""
+
+    @abstractmethod
+    def masks(self, token_ids: list[int], paths: list[list[int]]) -> list[NDArray[np.int32] | None]:
+        """Return what may follow each `token_ids + path`; None where anything may.
+
+        Bit i % 32 of word i // 32 stands for token i; what has no bit is forbidden.
         """
 
 

@@ -26,6 +26,7 @@ from outrider.verifier.logprobs import (
 from outrider.verifier.noise import SequenceNoise
 from outrider.verifier.sampling import (
     RowGroup,
+    choose_ruled_tokens,
     choose_tokens,
     mark_not_finite,
     perturbed,
@@ -71,9 +72,9 @@ def next_tokens(rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
     wanted = [row.sequence.sampling.num_logprobs for row in rows]
     reported = [number for number, count in enumerate(wanted) if count is not None]
     rival_groups = [_group(rows[number].sequence, rows[number].rival_noise) for number in ranked]
-    processed = process_logits(logits, groups)
     indices = [np.array(numbers, dtype=np.int64) for numbers in (ranked, reported)]
     if uses_triton(logits):
+        processed = process_logits(logits, groups)
         words = [sampling_words(own) for own in (groups, rival_groups)]
         own_words, rival_words, *index = upload_all([*words, *indices], logits.device)
         chosen = top_tokens(processed, sampling_rows_of(own_words, groups), 1).token_ids[:, 0]
@@ -81,9 +82,12 @@ def next_tokens(rows: SequenceOf[NextRow], logits: Tensor) -> list[NextToken]:
         scores = perturb(ranks, sampling_rows_of(rival_words, rival_groups)) if ranked else ranks
     else:
         index = [torch.from_numpy(numbers) for numbers in indices]
-        chosen = choose_tokens(processed, groups)
-        ranks = _of_rows(processed, index[0])
-        scores = perturbed(ranks, rival_groups) if ranked else ranks
+        if ranked:
+            processed = process_logits(logits, groups)
+            chosen = choose_tokens(processed, groups)
+            scores = perturbed(_of_rows(processed, index[0]), rival_groups)
+        else:
+            chosen, scores = choose_ruled_tokens(logits, groups), logits
     found = [mark_not_finite(chosen, logits)]
     if ranked:
         found += _rivals(scores, _of_rows(chosen, index[0]))

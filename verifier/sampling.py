@@ -15,14 +15,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outrider.kernels.sampling.choice import choose_row_tokens
+from outrider.kernels.sampling.choice import (
+    MASK_BITS,
+    choose_allowed_tokens,
+    choose_row_tokens,
+)
 from outrider.kernels.sampling.gumbel_noise import row_keys
 from outrider.kernels.sampling.sample import log_target, perturb
 from outrider.kernels.sampling.sampling_rows import SamplingRows, SamplingTable, field_stride
 from outrider.kernels.triton_support import uses_triton
 from outrider.kernels.upload import upload
 from outrider.verifier.judged import JudgedSequence
-from outrider.verifier.logit_rules import LogitEdits, LogitRule, SamplingRule
+from outrider.verifier.logit_rules import LogitEdits, LogitRule, MaskRule, SamplingRule
 from outrider.verifier.noise import SequenceNoise
 from outrider.verifier.own_failure import OwnFailure
 from outrider.verifier.params import SamplingParams
@@ -108,6 +112,44 @@ def choose_tokens(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     `processed`: float32 [num_rows, vocab_size], after `process_logits`.
     """
     return choose_row_tokens(processed, sampling_rows(groups, processed.device))
+
+
+def choose_ruled_tokens(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
+    """`choose_tokens` of `process_logits`: of rows under grammars alone without their copies.
+
+    `logits`: float32 [num_rows, vocab_size], as for `process_logits`.
+    """
+    if not uses_triton(logits) and _are_masked(groups):
+        masks = _masks_of(groups, logits.shape[1])
+        chosen = choose_allowed_tokens(logits, sampling_rows(groups, logits.device), masks)
+        if chosen is not None:
+            return chosen
+    return choose_tokens(process_logits(logits, groups), groups)
+
+
+def _are_masked(groups: SequenceOf[RowGroup]) -> bool:
+    """True if masks are the only rules, and there are some."""
+    rules = [group.sequence.rules for group in groups if group.sequence.rules]
+    return bool(rules) and all(len(own) == 1 and isinstance(own[0], MaskRule) for own in rules)
+
+
+def _masks_of(groups: SequenceOf[RowGroup], vocab_size: int) -> npt.NDArray[np.int32]:
+    """The masks of all rows, [num_rows, ceil(vocab_size / MASK_BITS)]."""
+    num_words = -(-vocab_size // MASK_BITS)
+    masks = np.full((sum(len(group.depths) for group in groups), num_words), -1, dtype=np.int32)
+    start = 0
+    for group in groups:
+        sequence = group.sequence
+        for rule in sequence.rules:
+            if isinstance(rule, MaskRule) and group.depths and sequence.failure is None:
+                with OwnFailure(sequence):
+                    own = rule.masks(sequence.token_ids, group.paths())
+                    for row, mask in enumerate(own, start):
+                        if mask is not None:
+                            masks[row, len(mask) :] = 0
+                            masks[row, : len(mask)] = mask[:num_words]
+        start += len(group.depths)
+    return masks
 
 
 def mark_not_finite(chosen: Tensor, logits: Tensor) -> Tensor:

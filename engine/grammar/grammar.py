@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.engine.errors import InvalidGrammarError
 from outrider.engine.request import GrammarSpec
+from outrider.verifier.logit_rules import MaskRule
 
 _WORD_BITS = 32
 # Processor time that one answer's way through its grammar may take: a reserve, and so much more
@@ -81,7 +82,7 @@ class GrammarCompiler(Protocol):
         """
 
 
-class GrammarState:
+class GrammarState(MaskRule):
     """One answer's place in its grammar: a `LogitRule`, and what a drafter asks.
 
     Everything is answered for a text: `token_ids` (prompt and answer so far) and a path of guesses
@@ -129,6 +130,20 @@ class GrammarState:
 
     # ---- what the step asks ---------------------------------------------------------------
 
+    def masks(self, token_ids: list[int], paths: list[list[int]]) -> list[NDArray[np.int32] | None]:
+        """Return what may follow each text, [num_words]; None behind a finished or a refused one.
+
+        Masks are kept, so they may be asked for while the rows' logits are computed.
+        """
+        self._follow(token_ids)
+        masks: list[NDArray[np.int32] | None] = [None] * len(paths)
+        # Sorted, the paths are a walk through the trie: the matcher goes every edge once.
+        for row in sorted(range(len(paths)), key=paths.__getitem__):
+            node = self._walk(paths[row])
+            if node is not None and not node.is_end:
+                masks[row] = self._mask(node)
+        return masks
+
     def apply(self, logits: Tensor, token_ids: list[int], paths: list[list[int]]) -> None:
         """Forbid in each row what the grammar does not allow behind `token_ids + paths[i]`.
 
@@ -137,7 +152,7 @@ class GrammarState:
         is emitted from them. Where earlier rules (`min_tokens`) have forbidden all that the grammar
         allows, the grammar wins.
         """
-        masks = self._masks(token_ids, paths)
+        masks = self.masks(token_ids, paths)
         stacked = [mask for mask in masks if mask is not None]
         if len(stacked) == len(masks):
             self._forbid(logits, np.stack(stacked))
@@ -147,23 +162,6 @@ class GrammarState:
             chosen = logits[index]
             self._forbid(chosen, np.stack(stacked))
             logits.index_copy_(0, index, chosen)
-
-    def prepare(self, token_ids: list[int], paths: list[list[int]]) -> None:
-        """Find what `apply` will forbid in these rows, while their logits are computed."""
-        self._masks(token_ids, paths)
-
-    def _masks(
-        self, token_ids: list[int], paths: list[list[int]]
-    ) -> list[NDArray[np.int32] | None]:
-        """The mask behind each path; None behind a finished or a refused text."""
-        self._follow(token_ids)
-        masks: list[NDArray[np.int32] | None] = [None] * len(paths)
-        # Sorted, the paths are a walk through the trie: the matcher goes every edge once.
-        for row in sorted(range(len(paths)), key=paths.__getitem__):
-            node = self._walk(paths[row])
-            if node is not None and not node.is_end:
-                masks[row] = self._mask(node)
-        return masks
 
     def _forbid(self, logits: Tensor, masks: NDArray[np.int32]) -> None:
         """Apply masks [num_rows, num_words] to logits [num_rows, any vocabulary size]."""

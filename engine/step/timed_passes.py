@@ -120,4 +120,4 @@ def _prepare_masks(item: VerifyItem) -> None:
     sequence = item.sequence
     if sequence.grammar is not None:
         with OwnFailure(sequence):
-            sequence.grammar.prepare(sequence.token_ids, item.tree.paths)
+            sequence.grammar.masks(sequence.token_ids, item.tree.paths)

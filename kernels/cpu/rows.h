@@ -82,7 +82,8 @@ struct Floors {
 };
 
 // The token of each row: the greatest sum of logit / temperature and noise, of equal ones the first,
-// among those that top-k, top-p and min-p leave. The greatest logit where the temperature is 0.
+// among those that the mask, top-k, top-p and min-p leave. The greatest logit where the temperature
+// is 0.
 struct Choice {
     int64_t num_rows, width;
     int64_t stride;  // elements from row to row
@@ -91,8 +92,10 @@ struct Choice {
     const int32_t* top_k;        // [num_rows]; off at 0
     const float *top_p, *min_p;  // [num_rows]; off at 1 and 0
     const int32_t* keys;         // [num_rows, 2], of the noise
-    int64_t* tokens;             // [num_rows]; -1 where there was no memory
+    const uint32_t* masks;       // [num_rows, ceil(width / 32)], a bit for each token; or null
+    int64_t* tokens;             // [num_rows]; kNoMemory or kNothingAllowed where there is none
 };
+constexpr int64_t kNoMemory = -1, kNothingAllowed = -2;  // the mask leaves nothing but -inf
 
 // y = sum over a row's pairs, in order, of weight * result: each product and each sum is rounded.
 struct Combination {

@@ -343,23 +343,51 @@ float floor_of_row(const outrider::Choice& call, int64_t row, const float* logit
                     call.top_p[row], call.min_p[row]);
 }
 
-int64_t token_of(const outrider::Choice& call, int64_t row) {
-    const float* logits = call.logits + row * call.stride;
+constexpr int64_t kMaskBits = 32;
+
+// Copies a row, with -inf where its mask has no bit.
+void mask_row(const float* logits, const uint32_t* mask, int64_t width, float* masked) {
+    for (int64_t start = 0; start < width; start += kMaskBits, ++mask) {
+        const int64_t left = width - start, count = left < kMaskBits ? left : kMaskBits;
+        if (*mask == 0) {
+            std::fill(masked + start, masked + start + count, -INFINITY);
+        } else if (*mask == ~0u) {
+            memcpy(masked + start, logits + start, size_t(count) * sizeof *logits);
+        } else {
+            for (int64_t bit = 0; bit < count; ++bit) {
+                masked[start + bit] = *mask >> bit & 1 ? logits[start + bit] : -INFINITY;
+            }
+        }
+    }
+}
+
+int64_t token_of(const outrider::Choice& call, int64_t row, const float* logits) {
     const float temperature = call.temperature[row];
     const bool is_greedy = !(temperature > 0.0f);
     const Peak peak = sound_peak_of(logits, call.width);
     if (!peak.is_finite || (!is_greedy && peak.logit / temperature > FLT_MAX)) {
         return first_not_finite(logits, call.width, is_greedy ? 1.0f : temperature);
     }
+    if (call.masks && peak.logit == -INFINITY) return outrider::kNothingAllowed;
     const int64_t place = place_of(logits, peak.logit);
     if (is_greedy || peak.logit == -INFINITY) return place;
     const float floor = floor_of_row(call, row, logits, peak.logit);
-    if (floor != floor) return -1;
+    if (floor != floor) return outrider::kNoMemory;
     return Draw(logits, call.width, temperature, floor, call.keys + 2 * row).run(place);
 }
 
 void choose(const outrider::Choice& call, int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) call.tokens[row] = token_of(call, row);
+    const outrider::Scratch memory(call.masks ? call.width * int64_t(sizeof(float)) : 0);
+    float* masked = reinterpret_cast<float*>(memory.data());
+    for (int64_t row = first; row < last; ++row) {
+        const float* logits = call.logits + row * call.stride;
+        if (call.masks && masked) {
+            const int64_t num_words = (call.width + kMaskBits - 1) / kMaskBits;
+            mask_row(logits, call.masks + row * num_words, call.width, masked);
+            logits = masked;
+        }
+        call.tokens[row] = masked ? token_of(call, row, logits) : outrider::kNoMemory;
+    }
 }
 
 }  // namespace

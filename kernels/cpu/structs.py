@@ -214,6 +214,7 @@ class ChoiceCall(ctypes.Structure):
         ("top_p", _Address),
         ("min_p", _Address),
         ("keys", _Address),
+        ("masks", _Address),
         ("tokens", _Address),
     )
 

@@ -5,15 +5,24 @@ works out the logarithms for the few tokens that may win (kernels/cpu/sampling_k
 """
 
 import ctypes
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.kernels.cpu.product_library import ProductLibrary
 from outrider.kernels.cpu.structs import ChoiceCall
 from outrider.kernels.sampling.compiled import instruction_set, num_threads_for, row_library
 from outrider.kernels.sampling.sample import top_tokens
 from outrider.kernels.sampling.sampling_rows import SamplingRows
+
+# kNoMemory and kNothingAllowed in rows.h.
+_NO_MEMORY: Final = -1
+_NOTHING_ALLOWED: Final = -2
+MASK_BITS: Final = 32
+"""Tokens in a word of a mask: bit i % 32 of word i // 32 allows token i."""
 
 
 def choose_row_tokens(logits: Tensor, rows: SamplingRows) -> Tensor:
@@ -26,7 +35,28 @@ def choose_row_tokens(logits: Tensor, rows: SamplingRows) -> Tensor:
     library = row_library(logits)
     if library is None:
         return top_tokens(logits, rows, 1).token_ids[:, 0]
-    token_ids = torch.from_numpy(np.empty(len(logits), dtype=np.int64))
+    return _choose(library, logits, rows, None)
+
+
+def choose_allowed_tokens(
+    logits: Tensor, rows: SamplingRows, masks: NDArray[np.int32]
+) -> Tensor | None:
+    """`choose_row_tokens` among the tokens that each row's mask allows.
+
+    `masks`: [num_rows, ceil(vocab_size / MASK_BITS)], contiguous. Returns None where the library
+    does not take the rows, and where all that a row's mask allows is -inf.
+    """
+    library = row_library(logits)
+    token_ids = None if library is None else _choose(library, logits, rows, masks)
+    if token_ids is None or int(token_ids.min()) == _NOTHING_ALLOWED:
+        return None
+    return token_ids
+
+
+def _choose(
+    library: ProductLibrary, logits: Tensor, rows: SamplingRows, masks: NDArray[np.int32] | None
+) -> Tensor:
+    token_ids = np.empty(len(logits), dtype=np.int64)
     call = ChoiceCall(
         *logits.shape,
         logits.stride(0),
@@ -36,9 +66,10 @@ def choose_row_tokens(logits: Tensor, rows: SamplingRows) -> Tensor:
         rows.top_p.data_ptr(),
         rows.min_p.data_ptr(),
         rows.noise_keys.data_ptr(),
-        token_ids.data_ptr(),
+        None if masks is None else masks.ctypes.data,
+        token_ids.ctypes.data,
     )
     library.choose(ctypes.addressof(call), instruction_set(), num_threads_for(logits))
-    if int(token_ids.min()) < 0:
+    if (token_ids == _NO_MEMORY).any():
         raise MemoryError(f"{len(logits)} rows of {logits.shape[1]} scores found no memory")
-    return token_ids
+    return torch.from_numpy(token_ids)

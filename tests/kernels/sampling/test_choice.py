@@ -5,7 +5,11 @@ import pytest
 import torch
 
 from outrider.kernels.cpu.product_library import product_support
-from outrider.kernels.sampling.choice import choose_row_tokens
+from outrider.kernels.sampling.choice import (
+    MASK_BITS,
+    choose_allowed_tokens,
+    choose_row_tokens,
+)
 from outrider.kernels.sampling.sample import perturb
 from outrider.kernels.sampling.sampling_rows import SamplingRows
 from outrider.kernels.triton_support import use_kernels
@@ -113,3 +117,36 @@ def test_the_library_and_the_reference_choose_alike() -> None:
     compiled = choose_row_tokens(logits, rows)
     with use_kernels("reference"):
         assert choose_row_tokens(logits, rows).tolist() == compiled.tolist()
+
+
+@needs_library
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_mask_leaves_the_tokens_that_it_has_bits_for(
+    temperature: float, cut: tuple[int, float, float]
+) -> None:
+    random = np.random.default_rng(6)
+    for width in (3, 32, 33, 500, 4096):
+        num_words = -(-width // MASK_BITS)
+        masks = random.integers(-(2**31), 2**31, (5, num_words), dtype=np.int32)
+        masks[1] = -1
+        masks[2] &= random.integers(-(2**31), 2**31, num_words, dtype=np.int32)
+        masks[3, : num_words // 2] = 0
+        masks[:, -1] |= 1
+        logits = torch.from_numpy(random.normal(size=(5, width)).astype(np.float32)) * 3
+        logits[4, 1] = torch.nan
+        masks[4, 0] &= ~2
+        rows = sampling_rows(5, temperature, *cut, seed=width)
+        allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, :width]
+        masked = logits.masked_fill(torch.from_numpy(allowed == 0), -torch.inf)
+        chosen = choose_allowed_tokens(logits, rows, masks)
+        assert chosen is not None
+        assert chosen.tolist() == greatest(masked, rows)
+
+
+@needs_library
+def test_a_mask_that_leaves_nothing_is_not_decided_here() -> None:
+    logits = torch.zeros(2, 40)
+    logits[1, 8:] = -torch.inf
+    masks = np.array([[-1, -1], [1 << 9, 1]], dtype=np.int32)
+    assert choose_allowed_tokens(logits, sampling_rows(2, 1.0), masks) is None
