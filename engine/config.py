@@ -1,7 +1,11 @@
 """Settings of the step loop."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
+
+EngineRole = Literal["both", "prefill", "decode"]
+"""prefill: computes prompts for other engines. decode: has long prompts computed by those, where
+that pays. both: computes its own."""
 
 MAX_SCORED_ROWS: Final = 256
 """Rows of prompts in one pass whose log-probabilities are wanted: each takes a vocabulary of
@@ -40,3 +44,5 @@ class EngineConfig:
     """LoRA adapters of each model that are resident at once."""
     max_adapter_bytes: int = 1 << 30
     """Bytes of each model's resident LoRA adapters."""
+    role: EngineRole = "both"
+    """Beside other engines. It changes nothing here; gateways choose by it."""

@@ -8,6 +8,8 @@ import torch
 
 from outrider.engine.cache.block_news import BlockFeed
 from outrider.engine.cache.extent_store import ExtentStore
+from outrider.engine.cache.extents import Extent
+from outrider.engine.cache.peers import BlocksWanted, Peers
 from outrider.engine.config import EngineConfig
 from outrider.engine.errors import InvalidRequestError, TierUnavailableError
 from outrider.engine.events import EngineEvent, EngineInfo, EngineStats, TokensEmitted
@@ -16,6 +18,7 @@ from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import Drafter, StretchCounts
 from outrider.engine.queue.adapter_queue import AdapterQueue, OnPrepared
 from outrider.engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, tier_info
+from outrider.engine.queue.block_exchange import BlockExchange
 from outrider.engine.queue.fair_queue import FairQueue
 from outrider.engine.queue.grammar_queue import GrammarQueue
 from outrider.engine.queue.policy import QueuePolicy
@@ -66,9 +69,13 @@ class Engine:
         policy: QueuePolicy | None = None,
         grammars: Mapping[Tier, GrammarCompiler] | None = None,
         store: ExtentStore | None = None,
+        peers: Peers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`store`: of blocks that leave the caches, None where they are lost."""
+        """`store`: of blocks that leave the caches, None where they are lost.
+
+        `peers`: lines to other engines; None where no blocks are taken from them.
+        """
         verifier = verifier or CoupledVerifier()
         if not runners:
             raise ValueError("an engine needs at least one model; runners is empty")
@@ -93,6 +100,7 @@ class Engine:
         self._preparation = Preparation(
             GrammarQueue(grammars or {}, clock=clock),
             self.adapters,
+            BlockExchange(self._runners, peers, self.scheduler.times.row_s, clock=clock),
             restores_from(store, self._runners, drafter, self.scheduler.times.row_s),
             is_alone=lambda: not self._has_runnable,
         )
@@ -373,6 +381,13 @@ class Engine:
         for counts in self.scheduler.counts(sequence, sequence.tier):
             counts.note_emission(event)
 
+    def export_blocks(self, wanted: BlocksWanted) -> list[Extent] | None:
+        """Return cached blocks for another engine; None where the last of them is not there.
+
+        Raises PeerError for blocks of another model, arithmetic or cache.
+        """
+        return self._preparation.exchange.export(wanted)
+
     # ---- what is going on -----------------------------------------------------------------
 
     def stats(self) -> EngineStats:
@@ -390,4 +405,9 @@ class Engine:
         """Describe the loaded tiers."""
         tiers = {tier: tier_info(tier, runner) for tier, runner in self._runners.items()}
         names = () if self._drafter is None else self._drafter.names
-        return EngineInfo(tiers=tiers, speculation=self._drafter is not None, drafters=names)
+        return EngineInfo(
+            tiers=tiers,
+            speculation=self._drafter is not None,
+            drafters=names,
+            role=self._config.role,
+        )

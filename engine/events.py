@@ -9,6 +9,7 @@ stay. `AnswerHeld` may stand before `Finished`, or before a `TierSwitched`.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from outrider.engine.config import EngineRole
 from outrider.engine.request import AdapterRef
 from outrider.engine.trace import StepTrace
 from outrider.verifier.params import Source, Tier, record
@@ -238,6 +239,24 @@ class StoreStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerStats:
+    """Counters of the keys and values that engines send each other, and a gauge."""
+
+    num_pulled_tokens: int = 0
+    """Prompt tokens that came from other engines."""
+    num_pulled_bytes: int = 0
+    num_sent_bytes: int = 0
+    num_late: int = 0
+    """Requests whose blocks had not come when computing them would have been over."""
+    num_failed: int = 0
+    """Requests whose source could not be reached, had nothing, or refused."""
+    num_damaged: int = 0
+    """Requests that got something else than they had asked for."""
+    bytes_per_s: float = 0.0
+    """How fast blocks came of late; 0 before any did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """A snapshot. Prefix-cache counters count tokens."""
 
@@ -266,6 +285,7 @@ class EngineStats:
     is_unfit: bool = False
     """Two answers in a row failed so."""
     store: StoreStats = StoreStats()
+    peers: PeerStats = PeerStats()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +302,7 @@ class AdapterInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierInfo:
-    """A loaded tier. The last four fields describe its prefix cache."""
+    """A loaded tier. The last six fields describe its prefix cache."""
 
     tier: Tier
     model_id: str
@@ -314,6 +334,11 @@ class TierInfo:
     num_blocks: int = 0
     checkpoint_tokens: int = 0
     """Hits end at kept checkpoints, at multiples of this many tokens. 0: at any kept block."""
+    kv_fingerprint: str = ""
+    """Of its keys and values: engines with the same one may send each other theirs. Empty where
+    they cannot be sent."""
+    kv_token_bytes: float = 0.0
+    """Bytes that a token's keys and values take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,3 +351,4 @@ class EngineInfo:
     drafters: tuple[str, ...] = ()
     """The models that draft: "small", the kind of a head ("eagle3", "mtp", "peagle", "dflash"), or
     both. None where text alone drafts."""
+    role: EngineRole = "both"

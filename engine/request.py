@@ -112,6 +112,23 @@ class AdapterRef:
     """Another version is read anew, also where the folder is the same."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSource:
+    """Another engine that has blocks of a request's text, or is computing them."""
+
+    endpoint: str
+    """Where it listens."""
+    num_tokens: int
+    """How much of the text it has, or will have."""
+    wait_s: float
+    """So long it is worth waiting for, where the engine cannot tell what computing would take."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a wait that is none."""
+        if not (math.isfinite(self.wait_s) and self.wait_s >= 0):
+            raise ValueError(f"wait_s={self.wait_s} must be finite, and 0 or positive")
+
+
 @record(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """One sequence to generate. The n choices of an API request are n engine requests.
@@ -163,6 +180,9 @@ class EngineRequest:
     retracted_token_ids: tuple[int, ...] = ()
     """What the other tier had answered, in another engine, before the request changed its tier. The
     large tier drafts from it, as from an answer that it retracts itself."""
+    source: BlockSource | None = None
+    """Where blocks of its text can be had. Without it, or where nothing comes, they are computed.
+    """
 
     def adapter(self, tier: Tier) -> AdapterRef | None:
         """Return the adapter of a tier's answer; None for the model as it is."""

@@ -25,6 +25,7 @@ from outrider.draft.training.tasks.families import stream
 from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.cache.extent_store import ExtentStore
 from outrider.engine.cache.kv_view import KVView
+from outrider.engine.cache.peers import Peers
 from outrider.engine.cache.recurrent_lines import RecurrentSizes
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
@@ -248,13 +249,14 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     policy: QueuePolicy | None = None,
     drafter_clock: Callable[[], float] | None = None,
     store: ExtentStore | None = None,
+    peers: Peers | None = None,
 ) -> Engine:
     """Both tiers; drafts with the small model unless another drafter is given.
 
     `on_device`: trees grow without the host where they can. `window_blocks`: of each model's
     layers with a window. `recurrent`: of recurrent layers. `ranks`: of a large model in parts.
-    `store`: of blocks that leave the caches. `drafter_clock`: by which the drafter learns
-    how long steps take.
+    `store`: of blocks that leave the caches. `peers`: lines to other engines. `drafter_clock`: by
+    which the drafter learns how long steps take.
     """
     given = {name: value for name, value in locals().items() if name != "pair"}
     make_runner = ModelRunner if ranks is None else partial(ParallelRunner, ranks=ranks)
@@ -293,9 +295,10 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
         policy=policy,
         grammars=grammars,
         store=store,
+        peers=peers,
     )
     if ranks is None:  # they belong to one runner
-        own = {"drafter": None, "policy": None, "calibration": None, "store": None}
+        own = {"drafter": None, "policy": None, "calibration": None, "store": None, "peers": None}
         verification.remember(
             engine, lambda **changes: make_engine(pair, **(given | own | changes))
         )

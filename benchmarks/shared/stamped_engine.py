@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 
 from outrider.engine.cache.block_news import BlockFeed
+from outrider.engine.cache.extents import Extent
+from outrider.engine.cache.peers import BlocksWanted
 from outrider.engine.errors import InvalidAdapterError
 from outrider.engine.events import (
     AdapterInfo,
@@ -66,6 +68,10 @@ class StampedEngine:
         """Give the request its last chunk next."""
         if request_id in self._left:
             self._left[request_id] = 1
+
+    def export_blocks(self, wanted: BlocksWanted) -> list[Extent] | None:
+        """Return None: it has no blocks."""
+        return None
 
     def keep_on_tier(self, request_id: str) -> None:
         """Nothing: no answer is held."""

@@ -62,6 +62,7 @@ class CacheExtents:
         self._shapes = full if pool.window is not None else full + window
         self._window_shapes = window if pool.window is not None else []
         block_bytes = sum(_num_bytes(shape) for shape in (*full, *window))
+        self.block_bytes = block_bytes
         self.blocks_per_extent = blocks_per_extent(block_bytes)
         self._numerics = numerics
 

@@ -14,6 +14,7 @@ from outrider.engine.model.checkpoint_files import model_name, written_at
 from outrider.engine.model.protocol import CausalModel
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import Drafter
+from outrider.engine.queue.block_exchange import kv_fingerprint
 from outrider.engine.queue.scheduler import Scheduler
 from outrider.engine.request import EngineRequest
 from outrider.engine.sequences.sequence import Sequence
@@ -201,4 +202,6 @@ def tier_info(tier: Tier, runner: ModelRunner) -> TierInfo:
         block_size=runner.block_size,
         num_blocks=runner.num_blocks,
         checkpoint_tokens=0 if model.config.recurrence is None else BOUNDARY,
+        kv_fingerprint=kv_fingerprint(runner),
+        kv_token_bytes=runner.extents.block_bytes / runner.block_size,
     )

@@ -1,4 +1,4 @@
-"""Has requests wait, before they are queued: for adapters, for a grammar, for stored blocks."""
+"""Has requests wait, before they are queued: for adapters, for a grammar, for their blocks."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -6,6 +6,7 @@ from typing import Final
 from outrider.engine.errors import EngineError, InvalidGrammarError
 from outrider.engine.events import StoreStats
 from outrider.engine.queue.adapter_queue import AdapterQueue
+from outrider.engine.queue.block_exchange import BlockExchange
 from outrider.engine.queue.grammar_queue import GrammarQueue
 from outrider.engine.queue.restore_queue import RestoreQueue
 from outrider.engine.request import EngineRequest
@@ -19,19 +20,22 @@ _PAUSE_S: Final = 0.003
 class Preparation:
     """The waiting rooms in front of the scheduler's queue, which a request passes in this order.
 
-    `restores`: None where no blocks are stored. `is_alone`: whether no request is computed.
+    `exchange`: of blocks with other engines. `restores`: None where no blocks are stored.
+    `is_alone`: whether no request is computed.
     """
 
     def __init__(
         self,
         grammars: GrammarQueue,
         adapters: AdapterQueue,
+        exchange: BlockExchange,
         restores: RestoreQueue | None = None,
         *,
         is_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         self.grammars = grammars
         self.adapters = adapters
+        self.exchange = exchange
         self.restores = restores
         self._is_alone = is_alone
 
@@ -44,9 +48,9 @@ class Preparation:
         return any(request_id in room for room in self._rooms)
 
     @property
-    def _rooms(self) -> tuple[GrammarQueue | AdapterQueue | RestoreQueue, ...]:
-        both = (self.adapters, self.grammars)
-        return both if self.restores is None else (*both, self.restores)
+    def _rooms(self) -> tuple[GrammarQueue | AdapterQueue | BlockExchange | RestoreQueue, ...]:
+        rooms = (self.adapters, self.grammars, self.exchange)
+        return rooms if self.restores is None else (*rooms, self.restores)
 
     @property
     def is_busy(self) -> bool:
@@ -89,9 +93,13 @@ class Preparation:
         Raises QueueFullError.
         """
         if sequence.request.grammar is None:
-            return self._restore(sequence)
+            return self._fetch(sequence)
         self.grammars.add(sequence)
         return False
+
+    def _fetch(self, sequence: Sequence) -> bool:
+        """Have a sequence's blocks brought, from another engine or the disk; False if it waits."""
+        return self.exchange.add(sequence) and self._restore(sequence)
 
     def _restore(self, sequence: Sequence) -> bool:
         return self.restores is None or self.restores.add(sequence)
@@ -114,8 +122,11 @@ class Preparation:
             except EngineError as refused:
                 yield sequence, refused
         for sequence, failure in self.grammars.take_ready():
-            if failure is not None or self._restore(sequence):
+            if failure is not None or self._fetch(sequence):
                 yield sequence, failure
+        for sequence in self.exchange.take_ready(is_alone=self._is_alone()):
+            if self._restore(sequence):
+                yield sequence, None
         if self.restores is not None:
             yield from self.restores.take_ready(is_alone=self._is_alone())
 
@@ -123,6 +134,8 @@ class Preparation:
         """Wait a little for whatever comes first: to be called by an idle engine."""
         if len(self.grammars):
             self.grammars.pause(timeout_s)
+        elif len(self.exchange):
+            self.exchange.pause(timeout_s)
         elif self.restores is not None and len(self.restores):
             self.restores.pause(timeout_s)
         else:

@@ -83,6 +83,7 @@ def snapshot(
         num_not_finite=steps.num_not_finite,
         is_unfit=steps.num_broken_in_a_row > 1,
         store=preparation.store_stats(),
+        peers=preparation.exchange.stats(),
     )
 
 

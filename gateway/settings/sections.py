@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
+from outrider.engine.config import EngineRole
 from outrider.engine.model.quantised.formats import (
     DECODE,
     SCHEMES,
@@ -272,6 +273,9 @@ class EngineSettings(Section):
     the user's cache folder for outrider."""
     kv_folder_ttl_s: Seconds = 7 * 86400.0
     """Time since their last use after which keys and values are removed from the folder."""
+    role: EngineRole = "both"
+    """Part of an engine among others (outrider engine): prefill computes prompts for those with
+    decode, which have long ones computed there; both computes its own."""
     process: bool = True
     """Run the engine in its own process, which is restarted when it dies."""
     stall_timeout_s: Seconds = 120.0

@@ -40,6 +40,7 @@ from outrider.gateway.wiring.process import process_client
 from outrider.verifier.params import Tier
 
 if TYPE_CHECKING:
+    from outrider.engine.cache.peers import Peers
     from outrider.engine.core import Engine
     from outrider.engine.passes.step_times import CurveStore
     from outrider.gateway.answering.text.chat import ChatTokenizer
@@ -250,11 +251,12 @@ def build_engine(
     saved: "CurveStore | None" = None,
     *,
     starts_compilers: bool = False,
+    peers: "Peers | None" = None,
 ) -> "Engine":
     """Load the models and join runners, drafter and verifier. Raises EngineError.
 
     `saved`: pass times of earlier starts; without it they are measured. `starts_compilers`: of
-    grammars, now and in the background, not at the first grammar.
+    grammars, now and in the background, not at the first grammar. `peers`: lines to other engines.
     """
     folder = open_folder(settings)  # before models are loaded for nothing
     runners = load_runners(settings, on_progress)
@@ -265,7 +267,7 @@ def build_engine(
     compile_kernels(settings, runners, on_progress)  # before passes are timed
     budget = measure_budget(settings, runners, on_progress, saved)
     store = open_store(folder, runners)
-    engine = join(settings, runners, budget, grammars, store)
+    engine = join(settings, runners, budget, grammars, store, peers)
     if store is not None:
         weakref.finalize(engine, store.close)
     load_adapters(settings, engine)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from outrider.draft.budget.budget import TreeBudget
     from outrider.engine.cache.extent_store import ExtentStore
+    from outrider.engine.cache.peers import Peers
     from outrider.engine.core import Engine
     from outrider.engine.grammar.grammar import GrammarCompiler
     from outrider.engine.model.protocol import CausalModel
@@ -265,11 +266,12 @@ def join(
     budget: "TreeBudget | None",
     grammars: "Mapping[Tier, GrammarCompiler] | None" = None,
     store: "ExtentStore | None" = None,
+    peers: "Peers | None" = None,
 ) -> "Engine":
     """Build an engine on loaded models. Several may share them if only one works at a time.
 
     `grammars`: compilers that are there already; None makes them. `store`: of blocks that leave
-    the caches.
+    the caches. `peers`: lines to other engines.
 
     Raises EngineError when the small model cannot draft for the large one.
     """
@@ -285,6 +287,7 @@ def join(
         drafter=build_drafter(settings, runners, budget),
         grammars=build_grammars(settings, runners) if grammars is None else grammars,
         store=store,
+        peers=peers,
         config=EngineConfig(
             max_sequences=options.max_sequences,
             max_waiting=options.max_waiting,
@@ -292,6 +295,7 @@ def join(
             overlap=options.overlap,
             max_adapters=settings.adapters.max_resident,
             max_adapter_bytes=settings.adapters.memory_mib << 20,
+            role=options.role,
         ),
     )
 

@@ -11,6 +11,7 @@ from outrider.engine.events import EngineInfo
 from outrider.gateway.engines.backends.connected_gateway import ListenerBounds
 from outrider.gateway.engines.backends.engine_listener import EngineListener
 from outrider.gateway.engines.backends.fleet_keys import FleetKeys
+from outrider.gateway.engines.backends.peer_lines import PeerLines
 from outrider.gateway.engines.backends.step_loop import LoadingCallback, serve_loaded
 from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.gateway.wiring.chat_tokenizers import load_chat_tokenizer
@@ -38,16 +39,18 @@ def listen_for_gateways(
 def run_replica(
     settings: Settings,
     listener: EngineListener,
+    peers: PeerLines,
     *,
     on_progress: LoadingCallback,
     on_ready: Callable[[EngineInfo], None],
 ) -> int:
     """Load the models and serve gateways until a signal, then drain. Returns the exit status.
 
-    A second signal does not wait for answers. Raises EngineError when the models do not load.
+    A second signal does not wait for answers. `peers`: lines to other engines. Raises EngineError
+    when the models do not load.
     """
     os.environ.update(openmp_environment(settings))  # before torch is imported
-    engine = _load(settings, on_progress)
+    engine = _load(settings, peers, on_progress)
     tokenizers = {
         tier: load_chat_tokenizer(settings, tier, path).fingerprint
         for tier, path in named_models(settings).items()
@@ -69,8 +72,9 @@ def run_replica(
     return serve_loaded(engine, listener)
 
 
-def _load(settings: Settings, on_progress: LoadingCallback) -> "Engine":
+def _load(settings: Settings, peers: PeerLines, on_progress: LoadingCallback) -> "Engine":
     from outrider.gateway.wiring.build import build_engine
     from outrider.gateway.wiring.engine import saved_times
 
-    return build_engine(settings, on_progress, saved_times(settings), starts_compilers=True)
+    saved = saved_times(settings)
+    return build_engine(settings, on_progress, saved, starts_compilers=True, peers=peers)

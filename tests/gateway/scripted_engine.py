@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.engine.cache.block_news import BlockFeed
+from outrider.engine.cache.extents import Extent
+from outrider.engine.cache.peers import BlocksWanted
 from outrider.engine.errors import (
     EngineError,
     InvalidRequestError,
@@ -92,6 +94,9 @@ class ScriptedEngine:
         self.num_idle_steps = 0
         self.num_output_tokens = 0
         self.blocks = BlockFeed()
+
+    def export_blocks(self, wanted: BlocksWanted) -> list[Extent] | None:
+        return None  # it has none, and never will
 
     @property
     def has_work(self) -> bool:

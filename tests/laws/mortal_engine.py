@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from outrider.engine.cache.block_news import BlockFeed
+from outrider.engine.cache.extents import Extent
+from outrider.engine.cache.peers import BlocksWanted
 from outrider.engine.events import (
     EngineEvent,
     EngineInfo,
@@ -49,6 +51,10 @@ class MortalEngine:
     @property
     def blocks(self) -> BlockFeed:
         return self._inner.blocks
+
+    def export_blocks(self, wanted: BlocksWanted) -> list[Extent] | None:
+        self._come("exporting")
+        return self._inner.export_blocks(wanted)
 
     @property
     def overlaps(self) -> bool:

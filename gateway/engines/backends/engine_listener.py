@@ -46,6 +46,8 @@ from outrider.gateway.engines.backends.wire import (
     Ping,
     Pong,
     PrepareAdapter,
+    PullBlocks,
+    PulledBlocks,
     Refused,
     Reply,
     StatsReply,
@@ -166,7 +168,7 @@ class EngineListener:
                 if (owner := self._requests.remove(engine_id)) is not None:
                     gateway, own_id = owner
                     self._say(gateway, Refused(own_id, error))
-            case StatsReply() | AdapterReply():
+            case StatsReply() | AdapterReply() | PulledBlocks():
                 gateway, call_id = self._calls.pop(reply.call_id)
                 gateway.num_calls -= 1
                 self._say(gateway, msgspec.structs.replace(reply, call_id=call_id))
@@ -245,7 +247,9 @@ class EngineListener:
                 engine_id = gateway.engine_ids.get(command.request_id)
                 if engine_id is not None:
                     return [msgspec.structs.replace(command, request_id=engine_id)]
-            case GetStats() | PrepareAdapter() if gateway.num_calls < self._bounds.max_calls:
+            case GetStats() | PrepareAdapter() | PullBlocks() if (
+                gateway.num_calls < self._bounds.max_calls
+            ):
                 self._num_calls += 1
                 gateway.num_calls += 1
                 self._calls[self._num_calls] = (gateway, command.call_id)

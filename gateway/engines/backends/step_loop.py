@@ -7,9 +7,12 @@ from functools import partial
 from typing import Protocol
 
 from outrider.engine.cache.block_news import BlockChanges, BlockFeed
+from outrider.engine.cache.extents import Extent
+from outrider.engine.cache.peers import BlocksWanted
 from outrider.engine.errors import EngineError, InvalidAdapterError
 from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
 from outrider.engine.request import AdapterRef, EngineRequest
+from outrider.gateway.engines.backends.block_server import BlockServer
 from outrider.gateway.engines.backends.wire import (
     Abort,
     AdapterReply,
@@ -22,6 +25,7 @@ from outrider.gateway.engines.backends.wire import (
     GetStats,
     KeepOnTier,
     PrepareAdapter,
+    PullBlocks,
     Refused,
     Reply,
     StatsReply,
@@ -70,6 +74,12 @@ class StepEngine(Protocol):
         self, ref: AdapterRef, on_prepared: Callable[[AdapterInfo | InvalidAdapterError], None]
     ) -> None:
         """Read and check an adapter beside the steps; `on_prepared` is told what came of it."""
+
+    def export_blocks(self, wanted: BlocksWanted) -> list[Extent] | None:
+        """Return cached blocks for another engine; None where the last of them is not there.
+
+        Raises an EngineError for blocks that this engine cannot have.
+        """
 
     @property
     def blocks(self) -> BlockFeed:
@@ -133,7 +143,7 @@ def run_step_loop(engine: StepEngine, channel: Channel) -> None:
     Where the engine overlaps, a step's events are packed and sent, and new commands taken in, while
     the device is busy with the next step.
     """
-    blocks = _BlockSender(engine.blocks, channel)
+    blocks = _BlockSender(engine, channel)
     unsent: list[EngineEvent] = []
     arrived: list[Command] = []
 
@@ -157,25 +167,34 @@ def run_step_loop(engine: StepEngine, channel: Channel) -> None:
             if isinstance(command, Stop):
                 send_unsent()
                 return
-            if isinstance(command, GetBlocks):
-                blocks.reset()
+            if isinstance(command, GetBlocks | PullBlocks):
+                blocks.take(command)
             else:
                 _apply(command, engine, channel)
         unsent += engine.step(send_events, while_busy)
         engine.blocks.deliver()
+        blocks.server.step(is_idle=not engine.has_work)
         if not (engine.overlaps and engine.has_work):
             send_unsent()
 
 
 class _BlockSender:
-    """Sends the news of a prefix cache, from when they are first asked for."""
+    """Sends the news of a prefix cache, from when they are first asked for, and its blocks."""
 
-    def __init__(self, feed: BlockFeed, channel: Channel) -> None:
-        self._feed = feed
+    def __init__(self, engine: StepEngine, channel: Channel) -> None:
+        self._feed = engine.blocks
         self._channel = channel
         self._generation: int | None = None
+        self.server = BlockServer(engine.export_blocks, channel.send)
 
-    def reset(self) -> None:
+    def take(self, command: GetBlocks | PullBlocks) -> None:
+        """Carry out a command about blocks."""
+        if isinstance(command, PullBlocks):
+            self.server.add(command)
+        else:
+            self._reset()
+
+    def _reset(self) -> None:
         """Send all that is kept."""
         if self._generation is None:
             self._generation = 0

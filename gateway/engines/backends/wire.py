@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from outrider.engine.cache.block_pool import BlockHash
+from outrider.engine.cache.peers import BlocksWanted
 from outrider.engine.errors import EngineError, as_utf8
 from outrider.engine.events import (
     AdapterInfo,
@@ -32,7 +33,7 @@ from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.telemetry.logs import LogFormat
 from outrider.verifier.params import Tier
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 """Of the messages between a gateway and an engine's process."""
 
 
@@ -102,6 +103,13 @@ class GetBlocks(_Message, frozen=True, tag="get_blocks"):
     """Ask for `BlocksReset` now, and for `BlocksChanged` from then on."""
 
 
+class PullBlocks(_Message, frozen=True, tag="pull_blocks"):
+    """Ask for blocks, as another engine does; the reply carries the same `call_id`."""
+
+    call_id: int
+    wanted: BlocksWanted
+
+
 class Ping(_Message, frozen=True, tag="ping"):
     """Ask for a sign of life; answered between two steps."""
 
@@ -127,6 +135,7 @@ Command = (
     | GetStats
     | PrepareAdapter
     | GetBlocks
+    | PullBlocks
     | Ping
     | Stop
     | Hello
@@ -220,6 +229,15 @@ class AdapterReply(_Message, frozen=True, tag="adapter"):
     error: WireError | None
 
 
+class PulledBlocks(_Message, frozen=True, tag="pulled_blocks"):
+    """The answer to `PullBlocks`: extents (`pack_extent`), none where the blocks did not come to be
+    there in time; or why there are none for the asker."""
+
+    call_id: int
+    extents: list[bytes]
+    error: WireError | None = None
+
+
 class Pong(_Message, frozen=True, tag="pong"):
     """The answer to `Ping`."""
 
@@ -308,6 +326,7 @@ Reply = (
     | Refused
     | StatsReply
     | AdapterReply
+    | PulledBlocks
     | Pong
     | BlocksChanged
     | BlocksReset

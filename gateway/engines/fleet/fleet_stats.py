@@ -5,7 +5,14 @@ from dataclasses import fields, replace
 from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
-from outrider.engine.events import EngineInfo, EngineStats, StoreStats, TierInfo, TierStats
+from outrider.engine.events import (
+    EngineInfo,
+    EngineStats,
+    PeerStats,
+    StoreStats,
+    TierInfo,
+    TierStats,
+)
 from outrider.verifier.params import TIERS, Tier
 
 _NO_GAUGES: Final = {
@@ -73,7 +80,12 @@ def joined_info(infos: Iterable[EngineInfo]) -> EngineInfo:
 
 def _without_gauges(stats: EngineStats) -> EngineStats:
     tiers = {tier: replace(own, **_NO_GAUGES) for tier, own in stats.tiers.items()}
-    return replace(stats, tiers=tiers, store=replace(stats.store, num_extents=0, num_bytes=0))
+    return replace(
+        stats,
+        tiers=tiers,
+        store=replace(stats.store, num_extents=0, num_bytes=0),
+        peers=replace(stats.peers, bytes_per_s=0.0),
+    )
 
 
 def _sum(each: Iterable[EngineStats]) -> EngineStats:
@@ -95,7 +107,7 @@ def _added(first: Any, second: Any) -> Any:
             return _added_tables(first, second)
         case tuple():
             return tuple(a + b for a, b in zip_longest(first, second, fillvalue=0))
-        case TierStats() | StoreStats():
+        case TierStats() | StoreStats() | PeerStats():
             names = (f.name for f in fields(first))
             return type(first)(**{n: getattr(first, n) + getattr(second, n) for n in names})
         case _:

@@ -10,7 +10,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from outrider.engine.events import EngineStats, StoreStats, TierStats
+from outrider.engine.events import EngineStats, PeerStats, StoreStats, TierStats
 from outrider.gateway.telemetry.children import Children
 from outrider.gateway.telemetry.histograms import ThreadHistogram
 from outrider.gateway.telemetry.loop_lag import ProcessTime, StageTimes
@@ -157,6 +157,7 @@ def engine_families(stats: EngineStats | None) -> Iterator[Metric]:
         yield from _tier_metrics(stats)
         yield from _speculation_metrics(stats)
         yield from _store_metrics(stats.store)
+        yield from _peer_metrics(stats.peers)
 
 
 def _tier_metrics(stats: EngineStats) -> Iterator[Metric]:
@@ -244,6 +245,20 @@ def _store_metrics(stats: StoreStats) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"outrider_kv_folder_{stem}", text, value=value)
     for stem, (text, total) in counters.items():
         yield CounterMetricFamily(f"outrider_kv_folder_{stem}", text, value=total)
+
+
+def _peer_metrics(stats: PeerStats) -> Iterator[Metric]:
+    """Make the counters of keys and values that engines send each other."""
+    counters = {
+        "pulled_tokens": ("Prompt tokens that came from other engines.", stats.num_pulled_tokens),
+        "pulled_bytes": ("Bytes of keys and values that came.", stats.num_pulled_bytes),
+        "sent_bytes": ("Bytes of keys and values sent to other engines.", stats.num_sent_bytes),
+        "late": ("Requests that waited in vain, as long as computing takes.", stats.num_late),
+        "failed": ("Requests whose source was gone, empty, or refused.", stats.num_failed),
+        "damaged": ("Requests that got what they had not asked for: not used.", stats.num_damaged),
+    }
+    for stem, (text, total) in counters.items():
+        yield CounterMetricFamily(f"outrider_kv_peers_{stem}", text, value=total)
 
 
 def _number(stats: TierStats, attribute: str) -> float:

@@ -6,7 +6,7 @@ import threading
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -23,6 +23,7 @@ from outrider.gateway.tools.commands.serve_command import ended_by_signals
 
 if TYPE_CHECKING:
     from outrider.gateway.engines.backends.engine_listener import EngineListener
+    from outrider.gateway.engines.backends.peer_lines import PeerLines
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -37,6 +38,9 @@ Run an engine that gateways on this and other machines share.
 
   outrider serve --engines tcp://10.0.0.5:7600 --engine-key fleet.key --large Qwen/Qwen3-8B \
   [dim]# a gateway to it, on another machine[/dim]
+
+  outrider engine --listen tcp://0.0.0.0:7601 --key fleet.key --large Qwen/Qwen3-8B --role prefill \
+  [dim]# computes long prompts for engines with --role decode[/dim]
 
   outrider engine --listen tcp://127.0.0.1:7600  [dim]# for gateways of this machine: no key[/dim]
 
@@ -68,7 +72,13 @@ class ListenFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFlags(ModelFlags):
-    """An engine's models, and its events."""
+    """An engine's models, its events, and its part among others."""
+
+    role: Annotated[
+        Literal["both", "prefill", "decode"] | None,
+        typer.Option(help="Beside other engines: compute prompts for them, or have it done there."),
+        Sets("engine.role"),
+    ] = None
 
     kv_events: Annotated[
         str | None,
@@ -121,20 +131,27 @@ def keygen(
 def _run(settings: Settings, endpoint: str, key: Path | None, *, insecure: bool) -> None:
     """Take the address, then load and serve until a signal says otherwise."""
     from outrider.gateway.engines.backends.fleet_keys import read_fleet_keys, require_safe
+    from outrider.gateway.engines.backends.peer_lines import PeerLines
     from outrider.gateway.wiring.replica import listen_for_gateways
 
     start_logging(settings.log_level, settings.telemetry.log_format, process="engine")
     keys = None if key is None else read_fleet_keys(key)
     require_safe(endpoint, keys, insecure=insecure)
-    with ended_by_signals(), closing(listen_for_gateways(settings, endpoint, keys)) as listener:
-        status = _serve(settings, listener, key)
+    with (
+        ended_by_signals(),
+        closing(listen_for_gateways(settings, endpoint, keys)) as listener,
+        closing(PeerLines(keys, is_insecure=insecure)) as peers,
+    ):
+        status = _serve(settings, listener, peers, key)
     sys.stderr.flush()
     sys.stdout.flush()
     # Taking torch and Triton apart takes time, and their bindings complain about each other.
     os._exit(status)
 
 
-def _serve(settings: Settings, listener: "EngineListener", key: Path | None) -> int:
+def _serve(
+    settings: Settings, listener: "EngineListener", peers: "PeerLines", key: Path | None
+) -> int:
     from outrider.engine.events import EngineInfo
     from outrider.gateway.tools.commands.terminal import (
         LoadingProgress,
@@ -150,4 +167,6 @@ def _serve(settings: Settings, listener: "EngineListener", key: Path | None) -> 
             named = None if key is None else str(key)
             print_engine_banner(make_console(), listener.endpoint, info, named)
 
-        return run_replica(settings, listener, on_progress=progress.report, on_ready=on_ready)
+        return run_replica(
+            settings, listener, peers, on_progress=progress.report, on_ready=on_ready
+        )
