@@ -93,4 +93,4 @@ def _make_replica(
             client.follow_block_events(note)  # a message is missing: begin anew
 
     client.follow_block_events(note)
-    return EngineReplica(address, client, index_lane=lane, process=client)
+    return EngineReplica(address, client, index_lane=lane, process=client, endpoint=client.endpoint)

@@ -75,6 +75,8 @@ class Candidates:
             if replica.serves(wanted.request, wanted.numerics) and replica.is_up
         ]
         taking = [replica for replica in able if not replica.is_draining]
+        # One that computes prompts for others answers where no other can.
+        taking = [each for each in taking if each.role != "prefill"] or taking
         if not taking and wanted.has_begun:
             taking = able
         infos = [replica.info for replica in taking if replica.info is not None]

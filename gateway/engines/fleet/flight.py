@@ -21,6 +21,7 @@ from outrider.engine.events import (
     Failed,
     Finished,
     PrefillDone,
+    RequestStats,
     TierSwitched,
     TokensEmitted,
 )
@@ -31,6 +32,7 @@ from outrider.gateway.engines.backends.received_answer import ReceivedAnswer
 from outrider.gateway.engines.backends.streams import DIED_MESSAGE, SHUT_DOWN_MESSAGE
 from outrider.gateway.engines.backends.wire import SwitchTier
 from outrider.gateway.engines.fleet.candidates import Wanted
+from outrider.gateway.engines.fleet.remote_prompt import RemotePrompt
 from outrider.gateway.engines.fleet.replica import EngineReplica, needed_tiers, numerics_of
 from outrider.gateway.engines.fleet.replica_attempt import (
     Fleet,
@@ -66,6 +68,8 @@ class Flight:
         self._next = request  # what the next replica is sent, apart from a change of tier
         self._numerics: dict[Tier, str] = {}
         self._attempt: ReplicaAttempt | None = None
+        self._prompt: RemotePrompt | None = None
+        self._may_prefill = True
         self._began_s = time.monotonic()
         self._num_attempts = 0
         self._num_deaths = 0
@@ -169,6 +173,7 @@ class Flight:
         ending: Ending | None = None
         try:
             while ending is None:
+                self._leave_prompt()
                 attempt = await self._next_attempt()
                 if attempt is None:
                     ending = self._unserved()
@@ -176,7 +181,8 @@ class Flight:
                 last: Ending | None = None
                 try:
                     async with aclosing(self._stream(attempt)) as stream:
-                        async for event in stream:
+                        async for told in stream:
+                            event = await self._with_prompt(told)
                             if isinstance(event, Finished | Failed):
                                 last = event
                             elif attempt.is_switching:
@@ -191,7 +197,20 @@ class Flight:
                     ending = self._after(attempt, last)
             yield self._end(ending)
         finally:
+            self._leave_prompt()
             self._leave()
+
+    async def _with_prompt(self, event: EngineEvent) -> EngineEvent:
+        """Return an event as it would be, had one replica done all the work."""
+        if self._prompt is None:
+            return event
+        match event:
+            case PrefillDone():
+                await self._prompt.until_told()
+                return self._prompt.prefill_of(event)
+            case Finished(stats=stats) | Failed(stats=RequestStats() as stats):
+                return replace(event, stats=self._prompt.stats_of(stats))
+        return event
 
     def _enter(self) -> None:
         try:
@@ -271,12 +290,31 @@ class Flight:
             request = replace(request, request_id=f"{self.request_id}~{self._num_attempts}")
         if self._answer.stays_on_tier and request.may_escalate:
             request = replace(request, may_escalate=False)
+        request = self._with_source(request, replica)
         assert replica.info is not None
         self._attempt = attempt = ReplicaAttempt(
             request, replica, replica.generation, replica.info, is_switching
         )
-        replica.begin(request.request_id, num_tokens)
+        replica.begin(request.request_id, 1 if self._prompt is not None else num_tokens)
         return attempt
+
+    def _with_source(self, request: EngineRequest, replica: EngineReplica) -> EngineRequest:
+        """Have the request's blocks come from elsewhere, where that pays."""
+        named = replace(request, request_id=self.request_id)  # as the placement knows it
+        source = self._fleet.find_source(named, replica, may_prefill=self._may_prefill)
+        if source is None:
+            return replace(request, source=None) if request.source is not None else request
+        if source.prompt is not None:
+            num_tokens = self._fleet.num_uncached_tokens(source.prompt)
+            self._prompt = RemotePrompt(source.prompt, source.replica, self._fleet, num_tokens)
+        return replace(request, source=source.blocks)
+
+    def _leave_prompt(self) -> None:
+        """Have nothing more computed by a prefill replica for this attempt."""
+        if self._prompt is not None:
+            self._prompt.leave()
+            self._may_prefill &= not self._prompt.was_lost
+            self._prompt = None
 
     def _switched(self, switch: SwitchTier) -> EngineRequest:
         """Return the request with which another engine's tier takes the answer over."""

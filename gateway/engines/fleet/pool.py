@@ -18,6 +18,7 @@ from outrider.engine.errors import (
 from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
 from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.engines.backends.client import LOADING_REASON, OnEnd, PausedRequests
+from outrider.gateway.engines.fleet.block_sources import BlockSources, Source
 from outrider.gateway.engines.fleet.candidates import Wanted
 from outrider.gateway.engines.fleet.demand import Demand, Needs
 from outrider.gateway.engines.fleet.fleet_stats import joined_info
@@ -68,6 +69,7 @@ class EnginePool:
             move_off=self.move_off,
             on_arrival=self.demand.note_change,
         )
+        self._sources = BlockSources(self._roster.replicas, self._roster.board, self._placement)
         self._flights: dict[str, Flight] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._losses = Losses()
@@ -306,6 +308,12 @@ class EnginePool:
     def can_place(self, wanted: Wanted) -> bool:
         """Return whether there is a replica for a request."""
         return bool(self._roster.candidates.of(wanted).replicas)
+
+    def find_source(
+        self, request: EngineRequest, replica: EngineReplica, *, may_prefill: bool
+    ) -> Source | None:
+        """Return where the replica that a request was placed at gets its blocks from, if any."""
+        return self._sources.find(request, replica, may_prefill=may_prefill)
 
     def may_return(self, needs: Needs) -> bool:
         """Return whether a replica with these tiers was lost lately, and may come back."""

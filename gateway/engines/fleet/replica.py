@@ -1,11 +1,13 @@
 """One engine of a pool: its client, its requests, and what is known of its load."""
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final, Protocol
 
+from outrider.engine.config import EngineRole
 from outrider.engine.errors import EngineError
 from outrider.engine.events import EngineInfo, EngineStats, TierInfo
 from outrider.engine.request import EngineRequest
@@ -14,6 +16,7 @@ from outrider.gateway.engines.fleet.replica_placement import LoadBoard, ReplicaL
 from outrider.verifier.params import Tier
 
 _FORGETTING: Final = 1.02  # of the fastest pace, at each snapshot
+_FIRST_BYTES_PER_S: Final = 500e6  # until blocks have come from another engine
 
 
 class OtherModelsError(EngineError):
@@ -66,13 +69,16 @@ class EngineReplica:
         *,
         index_lane: int = 0,
         process: ReplicaProcess | None = None,
+        endpoint: str = "",
     ) -> None:
         """`index_lane`: its number in the `BlockIndex`.
 
-        `process`: None where an engine that is lost has died.
+        `process`: None where an engine that is lost has died. `endpoint`: where other engines reach
+        it; empty where none can.
         """
         self.name = name
         self.client = client
+        self.endpoint = endpoint
         self.is_leaving = False
         self.is_held = False
         self._process = process
@@ -89,6 +95,7 @@ class EngineReplica:
         self.column = 0
         self._sample: _Sample | None = None
         self._prompt_token_s: float | None = None
+        self._bytes_per_s = _FIRST_BYTES_PER_S
 
     @property
     def is_up(self) -> bool:
@@ -99,6 +106,11 @@ class EngineReplica:
     def is_draining(self) -> bool:
         """True if it takes no new requests, though it may be up."""
         return self.is_leaving or self.is_held
+
+    @property
+    def role(self) -> EngineRole:
+        """Its part among the others; `both` before the pool has taken it in."""
+        return "both" if self.info is None else self.info.role
 
     @property
     def group(self) -> str:
@@ -146,6 +158,13 @@ class EngineReplica:
         assert self.info is not None
         return num_tokens(request) <= self.info.tiers[request.tier].max_context
 
+    def moved_token_s(self, tier: Tier) -> float:
+        """Return what a token's keys and values take to come from another engine; inf: never do."""
+        info = None if self.info is None else self.info.tiers.get(tier)
+        if info is None or not (self.endpoint and info.kv_fingerprint and info.kv_token_bytes):
+            return math.inf
+        return info.kv_token_bytes / self._bytes_per_s
+
     # ---- load -----------------------------------------------------------------------------
 
     def join(self, board: LoadBoard) -> None:
@@ -191,14 +210,20 @@ class EngineReplica:
             self._load,
             num_queued_prompt_tokens=self._num_uncomputed,
             num_running=self._num_computed_requests + self._num_of_others,
+            seconds_per_moved_token=self._slowest_moved_token_s(),
         )
         if self._board is not None:
             self._board.put(self.column, self._load)
+
+    def _slowest_moved_token_s(self) -> float:
+        tiers = () if self.info is None else self.info.tiers
+        return max(map(self.moved_token_s, tiers), default=math.inf)
 
     def note_stats(self, stats: EngineStats) -> None:
         """Take in a snapshot: how fast it is, and how much it does for other gateways."""
         num_there = sum(tier.num_running + tier.num_waiting for tier in stats.tiers.values())
         self._num_of_others = max(num_there - self.num_in_flight, 0)
+        self._bytes_per_s = stats.peers.bytes_per_s or self._bytes_per_s
         before, self._sample = self._sample, _Sample.of(stats)
         if before is not None and self._sample.num_steps > before.num_steps:
             self._note_pace(before, self._sample)

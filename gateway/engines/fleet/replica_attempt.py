@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 from outrider.engine.errors import EngineDiedError, EngineError
 from outrider.engine.events import Ending, EngineInfo, Failed, Finished
 from outrider.engine.request import EngineRequest
+from outrider.gateway.engines.fleet.block_sources import Source
 from outrider.gateway.engines.fleet.candidates import Wanted
 from outrider.gateway.engines.fleet.demand import Demand, Needs
 from outrider.gateway.engines.fleet.replica import EngineReplica
@@ -52,6 +53,11 @@ class Fleet(Protocol):
 
     def can_place(self, wanted: Wanted) -> bool:
         """Return whether there is a replica for a request."""
+
+    def find_source(
+        self, request: EngineRequest, replica: EngineReplica, *, may_prefill: bool
+    ) -> Source | None:
+        """Return where the replica that a request was placed at gets its blocks from, if any."""
 
     def may_return(self, needs: Needs) -> bool:
         """Return whether a replica with these tiers was lost lately, and may come back."""

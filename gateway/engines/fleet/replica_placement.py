@@ -1,5 +1,6 @@
 """Places a request at the replica where it costs the least time."""
 
+import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class ReplicaLoad:
     """Seconds that a token of a long prompt takes."""
     seconds_per_output_token: float = 2e-2
     """Between two tokens of an answer, with the others beside it."""
+    seconds_per_moved_token: float = math.inf
+    """Seconds that a token's keys and values take to come from another replica. inf: never do."""
     index_lane: int = 0
     """Its number in the `BlockIndex`."""
 
@@ -40,8 +43,8 @@ class Loads:
 
     lanes: Ints
     figures: Floats
-    """[4, n]: queued prompt tokens, answers being written, and the seconds that a token of a prompt
-    and one of an answer take."""
+    """[5, n]: queued prompt tokens, answers being written, and the seconds that a token of a
+    prompt, one of an answer, and one that comes from another replica take."""
 
     @classmethod
     def of(cls, loads: Iterable[ReplicaLoad]) -> "Loads":
@@ -57,10 +60,16 @@ class Loads:
 
         An answer that is being written takes its turn beside each chunk of the prompt.
         """
-        num_queued, num_running, prompt_token_s, output_token_s = self.figures
+        num_queued, num_running, prompt_token_s, output_token_s, _ = self.figures
         seconds: Floats = (num_queued + num_prompt_tokens) * prompt_token_s
         seconds += num_running * output_token_s
         return seconds
+
+    @property
+    def moved_token_s(self) -> Floats:
+        """Return the seconds that a token from another replica takes, inf where none comes, [n]."""
+        moved: Floats = self.figures[4]
+        return moved
 
 
 class LoadBoard:
@@ -68,7 +77,7 @@ class LoadBoard:
 
     def __init__(self) -> None:
         self._lanes = np.zeros(_FIRST_ROWS, dtype=np.int64)
-        self._figures = np.zeros((4, _FIRST_ROWS))
+        self._figures = np.zeros((5, _FIRST_ROWS))
         self._free = list(range(_FIRST_ROWS - 1, -1, -1))
 
     def add(self, load: ReplicaLoad) -> int:
@@ -90,6 +99,7 @@ class LoadBoard:
             load.num_running,
             load.seconds_per_prompt_token,
             load.seconds_per_output_token,
+            load.seconds_per_moved_token,
         )
 
     def remove(self, number: int) -> None:
@@ -99,6 +109,15 @@ class LoadBoard:
     def take(self, numbers: Ints) -> Loads:
         """Return the columns with these numbers, in this order."""
         return Loads(self._lanes[numbers], self._figures[:, numbers])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedElsewhere:
+    """A replica that has more of a placed request's text than the chosen one."""
+
+    lane: int
+    """Its number in the `BlockIndex`."""
+    num_tokens: int
 
 
 class Placement(Protocol):
@@ -112,6 +131,9 @@ class Placement(Protocol):
 
         Of a request that was placed and whose prompt is not computed yet; 0 for any other.
         """
+
+    def source(self, request_id: str) -> CachedElsewhere | None:
+        """Return where the chosen replica should get blocks from; None where it should compute."""
 
     def note_prefill(self, request_id: str, num_cached_tokens: int) -> None:
         """Hear from `PrefillDone` how many tokens the cache had. Unknown requests are ignored."""
@@ -140,6 +162,10 @@ class LeastWork:
     def expected_hit(self, request_id: str) -> int:
         """Return 0: nothing is known of caches."""
         return 0
+
+    def source(self, request_id: str) -> CachedElsewhere | None:
+        """Return None: nothing is known of caches."""
+        return None
 
     def note_prefill(self, request_id: str, num_cached_tokens: int) -> None:
         """Learn nothing."""
