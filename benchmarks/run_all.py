@@ -124,6 +124,11 @@ JOBS = (
         quick=("--repeats", "1", "--large", "100M", "--lengths", "200"),
     ),
     Job(
+        script="bench_kv_peers",
+        arguments=("--repeats", "2"),
+        quick=("--repeats", "1", "--large", "100M", "--length", "200", "--prompts", "1"),
+    ),
+    Job(
         script="bench_host_overhead",
         arguments=_BF16,
         quick=(*_BF16, "--repeats", "1", "--steps", "5", "--sequences", "1", "4"),

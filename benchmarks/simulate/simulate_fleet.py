@@ -8,7 +8,8 @@ several rates; an answer is good if its first token came within 2 s and its toke
 `oracle`: the same placement, which looks into the caches themselves. For more replicas, copies of
 the trace with other texts. In the run with failures, of four, each replica loses everything once
 and is back after 30 s; its requests begin anew at others. Scaling follows the same trace with a
-day's rise and fall, and Azure's.
+day's rise and fall, and Azure's. Prompts apart: some of four replicas compute prompts for the
+others where the gateway's own rule says that it pays, over two kinds of line.
 
 Reading it: everything is in virtual time but `place us` and `update us`, the index's own time on
 this machine, which depend on what else runs. `over` is goodput by that of round robin.
@@ -39,10 +40,13 @@ from benchmarks.simulate.fleet_trace import (
     synthetic,
 )
 from benchmarks.simulate.simulate_slo import MACHINES
+from benchmarks.simulate.virtual_apart import LINES, ApartFleet, apart_figures
 from benchmarks.simulate.virtual_fleet import Job, Objective, VirtualFleet
 from outrider.gateway.engines.fleet.autoscaling import ScaleToLatency, ScalingLimits
 
 POLICIES: Final = ("round robin", "least work", "cache aware", "oracle")
+APART: Final = ((0, "200 Gbit/s"), (1, "200 Gbit/s"), (2, "200 Gbit/s"), (1, "10 Gbit/s"))
+"""Replicas for prompts, of four, and the line between them."""
 MACHINE: Final = replace(MACHINES["8 B, a GPU"], tokens=1.0)
 OBJECTIVE: Final = Objective(ttft_s=2.0, inter_token_s=0.05)
 
@@ -205,6 +209,39 @@ def scaled_fleet(
     return found
 
 
+def apart(
+    traces: Mapping[str, Callable[[float], list[Call]]],
+    rates: Sequence[float],
+    *,
+    num_blocks: int,
+    advance: Callable[[str], None],
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the figures of four replicas of which some compute prompts for the others, by case.
+
+    over_both: the 99th percentile between two tokens by that of replicas that do both.
+    """
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for trace, of_rate in traces.items():
+        for rate in rates:
+            calls = of_rate(4 * rate)
+            case = found[f"{trace}, {rate:g}/s"] = {}
+            for num_prefill, line in APART:
+                fleet = ApartFleet(
+                    machine=MACHINE,
+                    num_replicas=4,
+                    num_blocks=num_blocks,
+                    policy="cache aware",
+                    num_prefill=num_prefill,
+                    bytes_per_s=LINES[line],
+                )
+                name = f"{num_prefill} apart, {line}" if num_prefill else "both"
+                case[name] = apart_figures(fleet, fleet.run(calls), calls, OBJECTIVE)
+                advance(f"{trace}, {rate:g}/s, {name}")
+            for one in case.values():
+                one["over_both"] = one["gap_p99_s"] / case["both"]["gap_p99_s"]
+    return found
+
+
 def day(trace: Sequence[Row], *, rate: float) -> list[Call]:
     """Return a trace whose rate rises to `rate` a second in the middle and falls again."""
     calls = offered(trace, rate=rate)
@@ -229,6 +266,11 @@ def azure(minutes: float, *, rate: float) -> list[Call] | None:
     return [Call(one.at_s / faster, one.num_prompt, one.num_answer, none) for one in arrivals]
 
 
+def _at_rate(calls: Sequence[Call], rate: float) -> list[Call]:
+    faster = rate * calls[-1].at_s / len(calls)
+    return [replace(call, at_s=call.at_s / faster) for call in calls]
+
+
 def _data(named: Path) -> Path | None:
     folder = os.environ.get("OUTRIDER_DATA")
     paths = [named, *([Path(folder) / named] if folder else [])]
@@ -243,7 +285,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     trace = whole[: arguments.requests]
     azures = azure(30.0, rate=20.0)
     rates, sizes, num_blocks = arguments.rates, arguments.sizes, arguments.cache_tokens // 512
+    traces = {"conversations": lambda rate: offered(trace, rate=rate)}
+    if azures is not None:
+        traces["Azure"] = lambda rate: _at_rate(azures, rate)
     total = len(POLICIES) * (len(rates) + 1) + len(sizes) + 3 + 3 * (azures is not None)
+    total += len(APART) * len(traces) * len(rates)
     with progress_bar("virtual fleets", total) as advance:
         results: dict[str, Any] = {
             "trace": "synthetic" if path is None else path.name,
@@ -263,6 +309,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 advance=advance,
             ),
         }
+        results["apart"] = apart(traces, rates, num_blocks=num_blocks, advance=advance)
         if azures is not None:
             results["scaling_azure"] = scaled_fleet(azures, num_blocks=num_blocks, advance=advance)
     best = {
@@ -286,6 +333,17 @@ _COLUMNS: Final[Mapping[str, Callable[[Mapping[str, float]], str]]] = {
 }
 
 
+_APART_COLUMNS: Final[Mapping[str, Callable[[Mapping[str, float]], str]]] = {
+    "good/s": lambda one: f"{one['goodput_per_s']:.2f}",
+    "attained %": lambda one: f"{100 * one['attainment']:.0f}",
+    "TTFT p50 s": lambda one: f"{one['ttft_p50_s']:.2f}",
+    "TTFT p99 s": lambda one: f"{one['ttft_p99_s']:.2f}",
+    "gap p99 ms": lambda one: f"{1e3 * one['gap_p99_s']:.1f}",
+    "over both": lambda one: f"{one['over_both']:.2f}",
+    "apart %": lambda one: f"{100 * one['apart_share']:.0f}",
+}
+
+
 def show(results: Mapping[str, Any]) -> None:
     """Print the tables."""
     groups = {
@@ -304,6 +362,11 @@ def show(results: Mapping[str, Any]) -> None:
                 [name, *(column(one) for column in _COLUMNS.values())] for name, one in rows.items()
             ]
             show_table(title, ("", *_COLUMNS), cells)
+    for name, ways in results["apart"].items():
+        cells = [
+            [way, *(column(one) for column in _APART_COLUMNS.values())] for way, one in ways.items()
+        ]
+        show_table(f"prompts apart, {name} a replica", ("", *_APART_COLUMNS), cells)
     best = results["best_goodput_per_s"]
     text = ", ".join(f"{policy} {rate:.2f}" for policy, rate in best.items())
     console.print(f"best goodput of four replicas at any rate, 1/s: {text}")

@@ -60,6 +60,7 @@ class Job:
     first_s: float | None = None
     end_s: float | None = None
     num_failures: int = 0
+    target: int | None = None  # the replica that answers, where another computes the prompt
 
 
 @dataclass(kw_only=True)
@@ -85,11 +86,20 @@ class VirtualReplica:
     generation: int = 0
     num_steps: int = 0
     queued_tokens: int = 0
+    gaps: list[tuple[float, int]] = field(default_factory=list)  # between tokens, and how many
     numbers: "count[int]" = field(default_factory=count)
 
     def add(self, job: Job) -> None:
         self.queue.append(job)
         self.queued_tokens += job.call.num_prompt - job.expected
+
+    def take_in(self, job: Job, at_s: float, copied_s: float) -> None:
+        """Begin an answer whose prompt another replica has computed: its blocks have come."""
+        self.now_s = max(self.now_s, at_s) + copied_s
+        if self.running:
+            self.gaps.append((copied_s, len(self.running)))
+        job.expected, job.target, job.left = job.call.num_prompt, None, 0
+        self.queue.appendleft(job)
 
     def depth(self, keys: Keys) -> int:
         """Count the leading blocks of a text that are there."""
@@ -107,8 +117,10 @@ class VirtualReplica:
             num_running = len(self.running)
             step_s = machine.base_s + num_running * machine.row_s
             if self.queue and num_running < self.max_running:
-                self.now_s += step_s + self._chunk() * machine.prompt_row_s
+                step_s += self._chunk() * machine.prompt_row_s
+                self.now_s += step_s
                 self.work_s += step_s
+                self.gaps.append((step_s, num_running))
                 self.num_steps += 1
                 self._end_due()
                 if self.queue[0].left == 0:
@@ -119,6 +131,7 @@ class VirtualReplica:
                 self.num_steps += steps
                 self.now_s += steps * step_s
                 self.work_s += steps * step_s
+                self.gaps.append((step_s, steps * num_running))
                 self._end_due()
             else:
                 self.now_s = until_s
@@ -136,7 +149,6 @@ class VirtualReplica:
         return size
 
     def _begin_answer(self, job: Job) -> None:
-        job.first_s = job.first_s or self.now_s
         self.queued_tokens -= job.call.num_prompt - job.expected
         for key in reversed(job.call.keys.tolist()):  # the end of a text goes first
             if key not in self.cache:
@@ -146,6 +158,9 @@ class VirtualReplica:
         while len(self.cache) > self.num_blocks:
             self.dropped.append(self.cache.popitem(last=False)[0])
         self.prefilled.append(job)
+        if job.target is not None:
+            return
+        job.first_s = job.first_s or self.now_s
         heapq.heappush(
             self.running, (self.num_steps + job.call.num_answer, next(self.numbers), job)
         )
@@ -327,7 +342,7 @@ class VirtualFleet:
             self.board.put(self.columns[lane], load)
 
     def _place(self, job: Job, candidates: Loads) -> int:
-        request = _request(job)  # not kept: its prompt is long
+        request = request_of(job)  # not kept: its prompt is long
         begun_s = time.perf_counter()
         if isinstance(self.placement, CacheAware):
             chosen = self.placement.place(request, job.call.keys, candidates)
@@ -345,14 +360,17 @@ class VirtualFleet:
                 each.now_s = max(each.now_s, self.now_s)
                 continue
             each.run(self.now_s)
-            for job in each.prefilled:
-                self.placement.note_prefill(job.name, job.hit)
+            self._note_prefilled(each)
             num_ended += len(each.ended)
             each.prefilled, each.ended = [], []
             self._note_load(each.lane)
             if each.kept or each.dropped:
                 self._send(each)
         return num_ended
+
+    def _note_prefilled(self, each: VirtualReplica) -> None:
+        for job in each.prefilled:
+            self.placement.note_prefill(job.name, job.hit)
 
     def _send(self, each: VirtualReplica) -> None:
         if self.index is not None:
@@ -418,7 +436,8 @@ class VirtualFleet:
         )
 
 
-def _request(job: Job) -> EngineRequest:
+def request_of(job: Job) -> EngineRequest:
+    """Return a request that a placement can weigh."""
     # Only the length of the text counts: its blocks are known.
     return EngineRequest(
         request_id=job.name,

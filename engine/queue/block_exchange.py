@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _AHEAD: Final = 16
 _MOST_WAITING: Final = 32
 # Copied into the caches in a step while others wait for it, and otherwise.
-_BYTES_PER_STEP: Final = 16 * 2**20
+_BYTES_PER_STEP: Final = 4 * 2**20
 _BYTES_ALONE: Final = 512 * 2**20
 # A part of a cache's blocks that is left to running answers.
 _SPARE_PART: Final = 16

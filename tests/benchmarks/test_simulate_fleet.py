@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.simulate import simulate_fleet
 from benchmarks.simulate.fleet_trace import offered, synthetic
-from benchmarks.simulate.simulate_fleet import day, run, scaled_fleet
+from benchmarks.simulate.simulate_fleet import apart, day, run, scaled_fleet
 
 TRACE = synthetic(240, seed=1)
 
@@ -29,6 +29,21 @@ def test_failures_lose_no_request() -> None:
     found = run(calls, policy="cache aware", num_replicas=3, num_blocks=500, fails=True)
     assert found["num_begun_anew"] > 0
     assert found["num_unanswered"] == 0
+
+
+@pytest.mark.slow
+def test_prompts_computed_apart_keep_answers_from_waiting() -> None:
+    found = apart(
+        {"texts": lambda rate: offered(TRACE, rate=rate)},
+        [0.5],
+        num_blocks=2000,
+        advance=lambda label: None,
+    )["texts, 0.5/s"]
+    assert found["both"]["apart_share"] == 0.0
+    fast = found["1 apart, 200 Gbit/s"]
+    assert fast["apart_share"] > 0.1
+    assert fast["gap_p99_s"] < 0.6 * found["both"]["gap_p99_s"]
+    assert found["1 apart, 10 Gbit/s"]["apart_share"] <= fast["apart_share"]
 
 
 @pytest.mark.slow
