@@ -72,9 +72,12 @@ class CompiledLayers:
         return num_rows <= MAX_ROWS and isinstance(plan, RowPlan)
 
     def runs_whole(self, num_rows: int, wanted: Tensor | None) -> bool:
-        """True if `run_whole` is the way: all is compiled, and few rows are computed in vain."""
-        num_spare = 0 if wanted is None else num_rows - wanted.shape[0]
-        return self._pass.is_whole and num_spare <= FEW_SPARE_ROWS
+        """True if `run_whole` is the way: all is compiled, and few rows are computed in vain.
+
+        A chunk of a prompt in which no row wants logits has nothing for the end of a pass.
+        """
+        num_wanted = num_rows if wanted is None else wanted.shape[0]
+        return self._pass.is_whole and 0 < num_wanted >= num_rows - FEW_SPARE_ROWS
 
     def run(
         self,
