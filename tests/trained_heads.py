@@ -18,6 +18,7 @@ from outrider.draft.training.head_files import default_taps, write_head
 from outrider.draft.training.head_job import fresh_head, tapped_runner
 from outrider.draft.training.head_model import TrainedHead, TrainedHeadKind
 from outrider.draft.training.own_answers import TappedRow, TokenRow, teach
+from outrider.engine.model.decoder import DtypeName
 from outrider.engine.model.load import load_model
 from outrider.engine.passes.runner import ModelRunner
 from tests.engines import (
@@ -97,19 +98,20 @@ def _trained(kind: TrainedHeadKind) -> TrainedHead:
 
 
 @cache
-def taught_head(kind: HeadKind) -> Taught:
+def taught_head(kind: HeadKind, dtype: DtypeName = "float32") -> Taught:
     """A head that is right far more often than not, read from its files; not DFlash."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "files"
         if kind == "mtp":
-            return _inside_its_checkpoint(_trained("mtp"), folder)
+            return _inside_its_checkpoint(_trained("mtp"), folder, dtype)
         assert kind in ("eagle3", "peagle")
         trained = _trained("eagle3")
         write_head(trained, LARGE, folder, torch.float32)
         if kind == "peagle":
             _guess_in_parallel(folder)
-        head = read_head(str(folder), shipped_pair().large)  # type: ignore[arg-type]
-        return Taught(pair=shipped_pair(), head=head, trained=trained)
+        pair = shipped_pair(dtype)
+        head = read_head(str(folder), pair.large)  # type: ignore[arg-type]
+        return Taught(pair=pair, head=head, trained=trained)
 
 
 def _guess_in_parallel(folder: Path) -> None:
@@ -122,12 +124,12 @@ def _guess_in_parallel(folder: Path) -> None:
     save_file({**tensors, "mask_hidden": mask[None, None]}, folder / "model.safetensors")
 
 
-def _inside_its_checkpoint(trained: TrainedHead, folder: Path) -> Taught:
+def _inside_its_checkpoint(trained: TrainedHead, folder: Path, dtype: DtypeName) -> Taught:
     """The head as a layer of a copy of the large checkpoint, named as Qwen3-Next's is."""
     shutil.copytree(LARGE, folder)
     path = folder / "model.safetensors"
     own = {f"mtp.{name}": weight.detach() for name, weight in trained.state_dict().items()}
     save_file({**load_file(path), **own}, path, {"format": "pt"})
-    large = load_model(str(folder), dtype="float32")
+    large = load_model(str(folder), dtype=dtype)
     head = read_head(OWN, large)  # type: ignore[arg-type]
-    return Taught(pair=replace(shipped_pair(), large=large), head=head, trained=trained)
+    return Taught(pair=replace(shipped_pair(dtype), large=large), head=head, trained=trained)

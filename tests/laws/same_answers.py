@@ -13,7 +13,6 @@ import copy
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from typing import Any, Final
 
 from outrider.engine.core import Engine
@@ -213,25 +212,29 @@ _NO_MATTER: Final[dict[str, Any]] = {
 }
 
 
+_KNOWN: Final[dict[tuple[Pair, EngineRequest], Answer]] = {}
+
+
 def plain_answers(
     of: Pair, requests: SequenceOf[EngineRequest], **changes: Any
 ) -> dict[str, Answer]:
-    """What plain decoding says to each request; `changes`: fields that all of them get."""
-    return {
-        each.request_id: plain_answer(of, replace(each, **_NO_MATTER | changes))
-        for each in requests
-    }
+    """What plain decoding says to each request, alone; `changes`: fields that all of them get."""
+    asked = {each.request_id: replace(each, **_NO_MATTER | changes) for each in requests}
+    new = [each for each in dict.fromkeys(asked.values()) if (of, each) not in _KNOWN]
+    if new:
+        named = [replace(each, request_id=str(n)) for n, each in enumerate(new)]
+        answers = serve_in(_plain_way(new), named, of).answers
+        _KNOWN.update(((of, each), answers[str(n)]) for n, each in enumerate(new))
+    return {name: _KNOWN[of, each] for name, each in asked.items()}
 
 
-@cache
-def plain_answer(of: Pair, request: EngineRequest) -> Answer:
-    """The same for one request; of a grammar it is the bundled pair."""
-    way = PLAIN
-    if request.grammar:
-        from tests.grammars import shipped_compiler  # a GPU machine may lack llguidance
+def _plain_way(requests: SequenceOf[EngineRequest]) -> Way:
+    """The plain way; grammars are of the bundled pair."""
+    if not any(each.grammar for each in requests):
+        return PLAIN
+    from tests.grammars import shipped_compiler  # a GPU machine may lack llguidance
 
-        way |= by(grammars={"large": shipped_compiler(), "small": shipped_compiler()})
-    return serve_in(way, [request], of).answers[request.request_id]
+    return PLAIN | by(grammars={"large": shipped_compiler(), "small": shipped_compiler()})
 
 
 def plainly(of: Pair, requests: SequenceOf[EngineRequest]) -> dict[str, list[int]]:
@@ -248,6 +251,13 @@ Compare = Callable[[str, Answer, Answer], None]
 def tokens(name: str, answer: Answer, right: Answer) -> None:
     """Equal tokens."""
     assert answer.token_ids == right.token_ids, name
+
+
+def exactly(name: str, answer: Answer, right: Answer) -> None:
+    """Equal tokens and reasons to end, and log-probabilities with equal bits."""
+    tokens(name, answer, right)
+    assert answer.logprobs == right.logprobs, name
+    assert answer.finish_reason == right.finish_reason, name
 
 
 def logprobs(bound: float) -> Compare:

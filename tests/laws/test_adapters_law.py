@@ -31,10 +31,7 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.laws.same_answers import (
-    ACCEPTING,
     PLAIN,
-    UNDRAFTED,
-    WARM,
     Way,
     assert_same_answers,
     by,
@@ -138,23 +135,6 @@ def test_text_is_pefts_own(pair: Pair, large: list[AdapterRef]) -> None:
         base.load_state_dict(pair.large_reference.state_dict())
         theirs = peft.PeftModel.from_pretrained(base, ref.folder).eval()
         assert answer.token_ids == greedy_text(theirs, prompt, 24), ref.name
-
-
-@pytest.mark.slow
-def test_batches_and_prefix_hits_change_nothing(pair: Pair, large: list[AdapterRef]) -> None:
-    served = assert_same_answers(mixed_requests([*large, None]), of=pair, vary=ACCEPTING | WARM)
-    assert all(answer.stats.num_cached_tokens > 0 for answer in served.answers.values())
-
-
-def test_a_batch_without_guesses_changes_nothing(pair: Pair, large: list[AdapterRef]) -> None:
-    assert_same_answers(mixed_requests([*large, None]), of=pair, vary=UNDRAFTED)
-
-
-@pytest.mark.slow
-def test_preempted_answers_go_on_as_they_were(pair: Pair, large: list[AdapterRef]) -> None:
-    """The second time with adapters in memory, so that all begin together."""
-    few = by(large_blocks=5, small_blocks=24) | Way(turns=2, shows=("num_preemptions",))
-    assert_same_answers(mixed_requests([*large, None]), of=pair, vary=few)
 
 
 @pytest.mark.slow

@@ -69,13 +69,6 @@ def test_without_a_group_prompts_that_come_together_are_computed_by_each() -> No
     assert served.total("num_cached_tokens") == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("prefix_caching", [True, False])
-def test_choices_under_pressure_and_without_a_prefix_cache(prefix_caching: bool) -> None:
-    vary = by(block_size=4, large_blocks=60, small_blocks=60, prefix_caching=prefix_caching)
-    assert_same_answers(choices(40, max_tokens=60), vary=vary)
-
-
 def test_greedy_choices_are_equal() -> None:
     requests = [
         make_request(f"{number}", random_prompt(20), seed=1, choice_index=number, group_id="g")

@@ -47,12 +47,6 @@ THREADED_DTYPES = [
     pytest.param("int8", marks=pytest.mark.slow),
     pytest.param("int4", marks=pytest.mark.slow),
 ]
-STREAM_DTYPES = [
-    "float32",
-    pytest.param("bfloat16", marks=pytest.mark.slow),
-    "int8",
-    pytest.param("int4", marks=pytest.mark.slow),
-]
 NUM_STREAMS = repeats(8, 4)
 BLOCK_SIZE = 16
 # Random prompts after which two tokens are often so close that a last bit decides in bfloat16.
@@ -270,40 +264,15 @@ def alone(dtype: Dtype) -> dict[str, Answer]:
     return serve_in(ALONE | UNDRAFTED, stream_requests(), pair(dtype)).answers
 
 
-def assert_streams(dtype: Dtype, vary: Way, last: int = NUM_STREAMS) -> None:
-    assert_same_answers(stream_requests(last), of=pair(dtype), vary=vary, right=alone(dtype))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", STREAM_DTYPES)
-def test_greedy_streams(dtype: Dtype) -> None:
-    for vary in (ALONE, Way(at_a_time=4), AS_USUAL, UNDRAFTED):
-        assert_streams(dtype, vary)
-
-
-@pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("dtype", THREADED_DTYPES)
-def test_greedy_streams_with_two_threads(dtype: Dtype) -> None:
-    assert_streams(dtype, Way(at_a_time=2), last=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", STREAM_DTYPES)
-def test_greedy_streams_with_cached_prompts_and_chunks(dtype: Dtype) -> None:
-    check_cached(dtype, AS_USUAL)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_plain_streams_with_cached_prompts_and_chunks(dtype: Dtype) -> None:
-    check_cached(dtype, UNDRAFTED)
-
-
-def check_cached(dtype: Dtype, vary: Way) -> None:
-    in_fours = vary | Way(at_a_time=4)
-    assert_streams(dtype, in_fours | WARM)
-    chunks = EngineConfig(max_tokens_per_step=24, min_prefill_tokens=1)
-    assert_streams(dtype, in_fours | by(config=chunks))
+def test_greedy_streams_in_float32() -> None:
+    """Those of the other numbers are the matrix' (`test_matrix_law.py`)."""
+    chunks = by(config=EngineConfig(max_tokens_per_step=24, min_prefill_tokens=1))
+    in_fours = Way(at_a_time=4)
+    for vary in (ALONE, AS_USUAL, UNDRAFTED, in_fours | WARM, in_fours | chunks):
+        assert_same_answers(
+            stream_requests(), of=pair("float32"), vary=vary, right=alone("float32")
+        )
 
 
 @pytest.mark.slow

@@ -6,18 +6,12 @@ distribution is compared with the exact one, summed over the first token, which 
 models and logits processors give.
 """
 
-from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from torch import Tensor
 
-from outrider.engine.sequences.sequence import Sequence
-from outrider.verifier.coupled import CoupledVerifier
-from outrider.verifier.token_tree import TokenTree
-from outrider.verifier.verdict import Verdict
 from tests.laws.chi_square import (
     NARROW,
     Options,
@@ -27,6 +21,7 @@ from tests.laws.chi_square import (
     p_value,
     request_with,
 )
+from tests.laws.lenient import LenientVerifier
 from tests.sizes import repeats
 
 ALPHA = 1e-4
@@ -59,21 +54,6 @@ def test_the_chi_square_test_can_fail() -> None:
     independent = np.einsum("i,j,k->ijk", exact.sum((1, 2)), exact.sum((0, 2)), exact.sum((0, 1)))
     assert p_of(independent) < ALPHA  # right at every position, wrong together
     assert p_of(exact.transpose(1, 0, 2)) < ALPHA
-
-
-class LenientVerifier(CoupledVerifier):
-    """Accepts drafted tokens a little more often than it should."""
-
-    def verify(
-        self, sequences: SequenceOf[Sequence], trees: SequenceOf[TokenTree], logits: Tensor
-    ) -> list[Verdict]:
-        favoured = logits.clone()
-        row = 0
-        for tree in trees:
-            for node, parent in enumerate(tree.parent_index[1:], start=1):
-                favoured[row + parent, tree.token_ids[node]] += 0.5
-            row += tree.num_nodes
-        return super().verify(sequences, trees, favoured)
 
 
 @pytest.mark.slow

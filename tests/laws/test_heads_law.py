@@ -45,7 +45,6 @@ from tests.laws.same_answers import (
     Way,
     assert_same_answers,
     by,
-    few_blocks,
     total,
     with_head,
 )
@@ -137,34 +136,6 @@ def test_a_head_changes_no_text(case: HeadCase, way: str, shape: str) -> None:
     assert served.total("num_steps") < served.total("num_output_tokens")
 
 
-@heads("random-eagle3", "taught-mtp", "random-dflash")
-@pytest.mark.parametrize(
-    ("spare_blocks", "head_blocks", "prefix_caching"),
-    [
-        (10, None, True),
-        pytest.param(10, None, False, marks=pytest.mark.slow),
-        pytest.param(0, 999, True, marks=pytest.mark.slow),
-        pytest.param(999, 20, True, marks=pytest.mark.slow),
-        pytest.param(999, 3, False, marks=pytest.mark.slow),
-    ],
-)
-def test_few_blocks_do_not_matter(
-    case: HeadCase, spare_blocks: int, head_blocks: int | None, prefix_caching: bool
-) -> None:
-    fewest = few_blocks(case_requests(case)).engine["large_blocks"]
-    served = assert_same(
-        case,
-        case_requests(case),
-        draft=DraftConfig(min_path_prob=0.0, max_draft_nodes=24),
-        num_blocks=fewest + spare_blocks,
-        head_blocks=head_blocks or fewest,
-        block_size=BLOCK_SIZE,
-        prefix_caching=prefix_caching,
-        config=EngineConfig(max_tokens_per_step=64),
-    )
-    assert (served.total("num_preemptions") > 0) == (spare_blocks < 999)
-
-
 @heads("random-mtp", "random-peagle")
 def test_chunks_and_prefix_hits_do_not_matter(case: HeadCase) -> None:
     """Turns of conversations in a cache that is too small for all, in chunks of few tokens."""
@@ -183,13 +154,6 @@ def test_chunks_and_prefix_hits_do_not_matter(case: HeadCase) -> None:
     assert num_cached > 50
     assert accepted(engine) > 0
     assert_idle(engine)
-
-
-@heads("random-eagle3", "taught-mtp")
-def test_resumed_answers_go_on(case: HeadCase) -> None:
-    """From nothing, the first token, the middle, all but one; beside the others."""
-    places = Way(resume=lambda number, length: (0, 1, length // 2, length - 1)[number % 4])
-    assert accepted(assert_same(case, case_requests(case), places).engine) > 0
 
 
 # ---- beside other parts, on the shipped pair ----------------------------------------------------

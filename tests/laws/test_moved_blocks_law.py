@@ -38,6 +38,7 @@ from tests.laws.same_answers import (
     Way,
     assert_same_answers,
     by,
+    exactly,
     few_blocks,
     with_head,
 )
@@ -67,13 +68,6 @@ def conversations(count: int = 4) -> list[EngineRequest]:
         )
         for number, prompt in enumerate(long_prompts(count))
     ]
-
-
-def exactly(name: str, answer: Answer, right: Answer) -> None:
-    """Equal tokens, and logarithms with equal bits."""
-    assert answer.token_ids == right.token_ids, name
-    assert answer.logprobs == right.logprobs, name
-    assert answer.finish_reason == right.finish_reason, name
 
 
 def move_blocks(
@@ -122,30 +116,6 @@ def serve_and_store(
         settle(engine, store)
         assert engine.stats().store.num_written_bytes > 0
         return serve(engine, requests)
-
-
-@pytest.mark.slow_cases
-@pytest.mark.parametrize("guesses", [True, False])
-def test_after_a_restart_the_disk_gives_the_same_tokens_and_logprobs(
-    guesses: bool, tmp_path: Path
-) -> None:
-    requests = conversations()
-    serve_and_store(requests, tmp_path, partial(make_engine, PAIR()))
-    with opened_store(tmp_path) as store:
-        served = assert_same_answers(
-            requests,
-            of=PAIR(),
-            vary=by(store=store)
-            | Way(watch=slow_down, guesses=guesses, shows=("num_cached_tokens",))
-            | (ACCEPTING if guesses else AS_USUAL),
-            like=COLD | ALONE | UNDRAFTED,
-            within=exactly,
-        )
-        stats = served.engine.stats().store
-    least = sum(len(each.prompt_token_ids) // 16 * 16 - 16 for each in requests)
-    assert served.total("num_cached_tokens") >= least
-    assert stats.num_restored_tokens >= least
-    assert stats.num_damaged == stats.num_failed == 0
 
 
 @pytest.mark.slow

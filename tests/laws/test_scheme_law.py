@@ -32,7 +32,6 @@ from tests.kernels.layers.bits import torch_threads
 from tests.laws.same_answers import (
     ACCEPTING,
     UNDRAFTED,
-    WARM,
     Way,
     assert_same_answers,
     by,
@@ -121,16 +120,6 @@ def assert_same(schemes: Schemes, mode: str, vary: Way, *, tier: Tier = "large")
 def test_speculation_changes_no_answer_of_a_rounded_model(schemes: Schemes, mode: str) -> None:
     """Whoever drafts, and however roughly."""
     assert_same(schemes, mode, ACCEPTING)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", SAMPLING)
-@pytest.mark.parametrize("schemes", BOTH[:2] + STORED[:1], ids=str)
-def test_neither_pre_emption_nor_cached_prefixes_change_an_answer(
-    schemes: Schemes, mode: str
-) -> None:
-    assert_same(schemes, mode, by(large_blocks=8) | Way(shows=("num_preemptions",)))
-    assert_same(schemes, mode, WARM)
 
 
 @pytest.mark.slow

@@ -66,16 +66,16 @@ def peagle_weights(**options: Any) -> Weights:
     return eagle3_weights(**options) | {"mask_hidden": _Random(9)(1, 1, 3 * HIDDEN)}
 
 
-def dflash_weights(*, num_layers: int = 2, seed: int = 0) -> Weights:
+def dflash_weights(*, width: int = HIDDEN, num_layers: int = 2, seed: int = 0) -> Weights:
     """Tensors of a DFlash drafter, which has the large model's tables of tokens."""
     made = _Random(seed)
     weights = {
-        "fc.weight": made(HIDDEN, 2 * HIDDEN),
-        "hidden_norm.weight": made.norm(HIDDEN),
-        "norm.weight": made.norm(HIDDEN),
+        "fc.weight": made(width, 2 * width),
+        "hidden_norm.weight": made.norm(width),
+        "norm.weight": made.norm(width),
     }
     for index in range(num_layers):
-        weights |= _layer(made, f"layers.{index}.", width=HIDDEN, reads=HIDDEN, qk_norm=True)
+        weights |= _layer(made, f"layers.{index}.", width=width, reads=width, qk_norm=True)
     return weights
 
 

@@ -186,24 +186,30 @@ QUICK = {"gptq-act-order", "awq", "fp8-blocks", "w4a16-zeros", "w8a8"}
 
 def quantise_folder(folder: Path, case: str, **overrides: Any) -> Any:
     """Save a tiny Qwen 3 with quantised projections; returns transformers' with what they mean."""
-    quantise, options = CASES[case]
     reference = save_hf_model("qwen3", folder)
-    stored: Parts = {}
     with torch.no_grad():
         weights = reference.state_dict()
-        for name, weight in load_file(folder / "model.safetensors").items():
-            if not name.endswith("_proj.weight"):
-                stored[name] = weight
-                continue
-            parts, decoded = quantise(weight)
-            stored |= {name.removesuffix("weight") + part: each for part, each in parts.items()}
+        for name, decoded in quantise_projections(folder, case, **overrides).items():
             weights[name].copy_(decoded)
-    stored["model.layers.0.self_attn.k_proj.k_scale"] = torch.ones(1)
-    if options["quant_method"] in ("gptq", "awq"):
-        del stored["model.layers.0.self_attn.k_proj.k_scale"]
+    return reference
+
+
+def quantise_projections(folder: Path, case: str, **overrides: Any) -> dict[str, Tensor]:
+    """Quantise the projections of a checkpoint of one file; returns what they mean, by name."""
+    quantise, options = CASES[case]
+    stored: Parts = {}
+    meant: dict[str, Tensor] = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if not name.endswith("_proj.weight"):
+            stored[name] = weight
+            continue
+        parts, meant[name] = quantise(weight.float())
+        stored |= {name.removesuffix("weight") + part: each for part, each in parts.items()}
+    if options["quant_method"] not in ("gptq", "awq"):
+        stored["model.layers.0.self_attn.k_proj.k_scale"] = torch.ones(1)
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     edit_config(folder, quantization_config={**options, **overrides})
-    return reference
+    return meant
 
 
 @pytest.mark.parametrize(
