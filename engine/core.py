@@ -27,6 +27,7 @@ from outrider.engine.queue.restore_queue import restores_from
 from outrider.engine.queue.room import check_room
 from outrider.engine.queue.scheduler import PassPlan, Scheduler
 from outrider.engine.request import AdapterRef, EngineRequest
+from outrider.engine.sequences.judged_text import judge_of
 from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 from outrider.engine.step.deferred_host_work import DeferredHostWork
 from outrider.engine.step.drafting import Drafting
@@ -173,6 +174,7 @@ class Engine:
             proposal_token_ids=list(request.retracted_token_ids),
             prefill_was_reported=bool(resumed),
             rules=build_rules(request.sampling, num_prompt_tokens=len(prompt)),
+            judge=judge_of(request, vocab_size=runner.vocab_size),
         )
         try:
             has_adapters = self.adapters.add(sequence)

@@ -13,7 +13,7 @@ from outrider.engine.config import EngineRole
 from outrider.engine.request import AdapterRef
 from outrider.engine.trace import StepTrace
 from outrider.verifier.params import Source, Tier, record
-from outrider.verifier.token_logprobs import PromptLogprobs, TokenLogprobs
+from outrider.verifier.token_logprobs import Judgement, PromptLogprobs, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -34,6 +34,8 @@ class PrefillDone:
     """The arithmetic behind the answer: the models', their caches', their adapters'."""
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     """One for each prompt token but the first; empty unless the request asks for them."""
+    judgements: tuple[Judgement, ...] = ()
+    """Of the prompt's end by each hypothesis; empty unless the request asks for them."""
     left_out: tuple[str, ...] = ()
     """Keywords of lenient schemas that the grammar leaves out, as `place#pointer`."""
 

@@ -4,7 +4,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from outrider.verifier.params import CascadeParams, SamplingParams, Source, Tier, record
+from outrider.verifier.params import (
+    CascadeParams,
+    Hypothesis,
+    SamplingParams,
+    Source,
+    Tier,
+    record,
+)
 
 # How urgent a request is to its queue.
 HIGH: Final = 1
@@ -18,6 +25,8 @@ MAX_GRAMMAR_BYTES = 64 * 2**10
 MAX_PARTS_BYTES = 512 * 2**10
 """Of an answer's parts, such as many tools."""
 
+MAX_HYPOTHESES: Final = 8
+"""Of how one text was written."""
 MAX_PROMPT_LOGPROBS: Final = 2**16
 """Log-probabilities of one prompt's tokens, each with its alternatives."""
 
@@ -98,6 +107,25 @@ class LatencyObjective:
 
 
 NO_OBJECTIVE: Final = LatencyObjective()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """Asks whether the end of a prompt is what a model would have written behind the rest."""
+
+    num_tokens: int
+    """The prompt's last ones, which are judged."""
+    hypotheses: tuple[Hypothesis, ...]
+    """How they may have been chosen."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field that is out of range."""
+        if self.num_tokens < 1:
+            raise ValueError(f"num_tokens={self.num_tokens} must be positive")
+        if not 1 <= len(self.hypotheses) <= MAX_HYPOTHESES:
+            raise ValueError(
+                f"hypotheses has {len(self.hypotheses)} entries, must have 1 to {MAX_HYPOTHESES}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +212,9 @@ class EngineRequest:
     """Where blocks of its text can be had. Without it, or where nothing comes, they are computed.
     """
 
+    verification: Verification | None = None
+    """The prompt's end is judged; `sampling` asks for no token then."""
+
     def adapter(self, tier: Tier) -> AdapterRef | None:
         """Return the adapter of a tier's answer; None for the model as it is."""
         return next((ref for ref in self.adapters if ref.tier == tier), None)
@@ -202,6 +233,8 @@ class EngineRequest:
                 f"num_prompt_logprobs={self.sampling.num_prompt_logprobs} means {num_logprobs} "
                 f"log-probabilities of this prompt, more than {MAX_PROMPT_LOGPROBS}"
             )
+        if self.verification is not None:
+            self._check_verification(self.verification)
         if len({ref.tier for ref in self.adapters}) < len(self.adapters):
             raise ValueError("adapters has two of one tier")
         if not 0.0 < self.weight < math.inf:
@@ -210,6 +243,14 @@ class EngineRequest:
             raise ValueError(f"priority={self.priority} must be {HIGH}, {NORMAL} or {LOW}")
         if self.arrival_s is not None and not math.isfinite(self.arrival_s):
             raise ValueError(f"arrival_s={self.arrival_s} must be None or finite")
+
+    def _check_verification(self, verification: Verification) -> None:
+        """Raise ValueError for a request that does more than judging."""
+        if verification.num_tokens >= len(self.prompt_token_ids):
+            raise ValueError("verification needs a token in front of those that it judges")
+        has_more = self.sampling.max_tokens or self.sampling.num_prompt_logprobs is not None
+        if has_more or self.may_escalate or self.cascade or self.resumed_token_ids:
+            raise ValueError("verification stands alone: max_tokens must be 0, and nothing scored")
 
 
 def num_prompt_logprobs(num_prompt_tokens: int, sampling: SamplingParams) -> int:

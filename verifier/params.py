@@ -174,6 +174,15 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """How the tokens of a text may have been chosen."""
+
+    sampling: SamplingParams
+    noise_tier: Tier
+    """The tier whose stream of noise they were drawn with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeParams:
     """A speculative cascade: how far the small model's tokens may stand (verifier/cascade.py)."""
 

@@ -125,8 +125,11 @@ def _attach(sequence: Sequence, future: "Future[TokenGrammar]") -> InvalidGramma
         failure = future.exception()
         if failure is None:
             grammar = future.result()
-            sequence.grammar = GrammarState(grammar, num_prompt_tokens=sequence.num_prompt_tokens)
-            sequence.rules.insert(0, sequence.grammar)
+            sequence.grammar = GrammarState(grammar, num_prompt_tokens=sequence.num_given_tokens)
+            if sequence.judge is None:
+                sequence.rules.insert(0, sequence.grammar)
+            else:
+                sequence.judge.follow(sequence.grammar)
             return None
     except Exception as other:  # noqa: BLE001 - a compiler's own, for this request only
         failure = other

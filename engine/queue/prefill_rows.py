@@ -8,6 +8,8 @@ from outrider.verifier.params import Tier
 
 # A batch prompt that may be computed at all gets so many rows, or it would never end.
 _MIN_BATCH_ROWS = 16
+# What judging a row takes, in rows that are scored: it draws the noise of the whole vocabulary.
+_JUDGED_ROW = 2
 
 
 class PrefillRows:
@@ -46,17 +48,19 @@ class PrefillRows:
         return num_tokens
 
     def _take_scored(self, sequence: Sequence, num_tokens: int) -> int:
-        """Return how many go into it of a prompt whose tokens' log-probabilities are wanted."""
+        """Return how many go into it of a prompt whose tokens' scores are wanted."""
         # Rows that were scored before a pre-emption are computed again, and not scored again.
-        num_known = len(sequence.prompt_logprobs) - sequence.view.num_computed_tokens
-        num_scored = min(sequence.num_unscored_tokens, self._num_scored_rows)
+        num_known = sequence.num_scored_rows - sequence.view.num_computed_tokens
+        asked = sequence.request.verification
+        cost = 1 if asked is None else _JUDGED_ROW * len(asked.hypotheses)
+        num_scored = min(sequence.num_unscored_tokens, max(self._num_scored_rows // cost, 1))
         num_tokens = min(num_tokens, num_known + num_scored)
-        self._num_scored_rows -= max(num_tokens - num_known, 0)
+        self._num_scored_rows -= cost * max(num_tokens - num_known, 0)
         return num_tokens
 
     def leaves_out(self, sequence: Sequence) -> bool:
         """True if it is of a kind that has had its rows of the pass."""
-        if sequence.num_unscored_tokens and not self._num_scored_rows:
+        if sequence.num_unscored_tokens and self._num_scored_rows <= 0:
             return True
         is_full = self.throttle is not None and self._num_batch_rows <= 0
         return is_full and sequence.request.objective.is_batch

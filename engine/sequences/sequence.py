@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # they load torch, which the queue does without
     from outrider.kernels.layers.lora import LoraWeights
     from outrider.verifier.logit_rules import LogitRule
     from outrider.verifier.noise import SequenceNoise
+    from outrider.verifier.text_judge import TextJudge
 
 _arrival_numbers = itertools.count()
 
@@ -72,6 +73,8 @@ class Sequence:
     prefill_was_reported: bool = False
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     """Those of the prompt that this tier has computed so far; a pre-emption does not lose them."""
+    judge: "TextJudge | None" = None
+    """Judges the prompt's end, where the request is a verification."""
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     num_cached_tokens: int | None = None
@@ -151,22 +154,39 @@ class Sequence:
         return self.num_uncomputed_tokens - (self.cascade is not None)
 
     @property
+    def num_given_tokens(self) -> int:
+        """Tokens of the prompt in front of those that are judged; all where none are."""
+        verification = self.request.verification
+        return self.num_prompt_tokens - (0 if verification is None else verification.num_tokens)
+
+    @property
+    def num_scored_rows(self) -> int:
+        """Rows from the text's first on whose scores are known, or not wanted.
+
+        A score is a log-probability of the token behind the row, or its judgement.
+        """
+        if self.judge is None:
+            return len(self.prompt_logprobs)
+        return self.num_given_tokens - 1 + self.judge.num_tokens
+
+    @property
     def num_unscored_tokens(self) -> int:
-        """Tokens of the prompt whose log-probabilities are wanted, and not known yet.
+        """Tokens of the prompt whose scores are wanted, and not known yet.
 
         Rows that give one choose no token of the answer, so the prompt's last token waits for a
         pass of its own.
         """
-        if self.sampling.num_prompt_logprobs is None or self.prefill_was_reported:
+        is_wanted = self.sampling.num_prompt_logprobs is not None or self.judge is not None
+        if not is_wanted or self.prefill_was_reported:
             return 0
-        return self.num_prompt_tokens - 1 - len(self.prompt_logprobs)
+        return self.num_prompt_tokens - 1 - self.num_scored_rows
 
     @property
     def cacheable_token_ids(self) -> list[int]:
-        """The tokens whose prefix may be taken from the cache, which has no log-probabilities."""
+        """The tokens whose prefix may be taken from the cache, which has no scores."""
         if not self.num_unscored_tokens:
             return self.token_ids
-        return self.token_ids[: len(self.prompt_logprobs) + 1]
+        return self.token_ids[: self.num_scored_rows + 1]
 
     @property
     def is_decoding(self) -> bool:

@@ -20,7 +20,7 @@ from outrider.engine.step.timed_passes import TimedPasses
 from outrider.engine.trees.verify_items import (
     VerifiedPass,
     answer_slices,
-    note_prompt_logprobs,
+    note_scores,
 )
 from outrider.verifier.coupled import CoupledVerifier
 from outrider.verifier.next_tokens import NextRow
@@ -164,7 +164,7 @@ class Drafting:
         self._passes.prepare_masks(items)
         output = self._passes.forward("small", answers + wanted.slices, wanted.device_rows)
         self._count_rows(wanted, "small")
-        note_prompt_logprobs(plan.prefills, answers, output.logits, first_row=num_front)
+        note_scores(plan.prefills, answers, output.logits, first_row=num_front)
         self._scheduler.note_prefills(plan)
         if items:
             self._verify(VerifiedPass(items=items, output=output))

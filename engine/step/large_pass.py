@@ -19,7 +19,7 @@ from outrider.engine.trees.verify_items import (
     answer_slices,
     attach_tree,
     fit_tree,
-    note_prompt_logprobs,
+    note_scores,
     pass_logprobs,
 )
 from outrider.kernels.upload import upload
@@ -193,7 +193,7 @@ class LargePass:
             ] + done.items
             done.verdicts = [*known.verdicts, *done.verdicts]
         done.logprobs = pass_logprobs(done)
-        note_prompt_logprobs(
+        note_scores(
             launched.plan.prefills,
             launched.slices,
             launched.output.logits,

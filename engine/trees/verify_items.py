@@ -84,20 +84,20 @@ def answer_slices(
 
 
 def num_scored_rows(sequence: Sequence, end: int) -> int:
-    """Count the rows of a prompt, up to slot `end`, whose log-probabilities are still wanted."""
+    """Count the rows of a prompt, up to slot `end`, whose scores are still wanted."""
     if not sequence.num_unscored_tokens:
         return 0
-    return max(end - len(sequence.prompt_logprobs), 0)
+    return max(end - sequence.num_scored_rows, 0)
 
 
-def note_prompt_logprobs(
+def note_scores(
     prefills: list[tuple[Sequence, int]],
     slices: list[ForwardSlice],
     logits: Tensor,
     *,
     first_row: int,
 ) -> None:
-    """Keep the log-probabilities of the prompts that a pass has computed, where they are wanted.
+    """Score the tokens of the prompts that a pass has computed, where that is wanted.
 
     To be called before the prefills are noted. `first_row`: the first row of the slices' logits.
     """
@@ -108,13 +108,20 @@ def note_prompt_logprobs(
     for piece in slices:
         sequence, num_rows = wanted.get(id(piece.view)), piece.num_logit_rows
         if sequence is not None and num_rows:
-            first, num_top = len(sequence.prompt_logprobs), sequence.sampling.num_prompt_logprobs
-            sequence.prompt_logprobs += prompt_logprobs(
-                logits[row : row + num_rows],
-                sequence.token_ids[first + 1 : first + 1 + num_rows],
-                num_top or 0,
-            )
+            _score(sequence, logits[row : row + num_rows])
         row += num_rows
+
+
+def _score(sequence: Sequence, logits: Tensor) -> None:
+    """Score a prompt's next tokens: judge them, or keep their log-probabilities."""
+    first = sequence.num_scored_rows + 1
+    token_ids = sequence.token_ids[first : first + len(logits)]
+    if sequence.judge is None:
+        num_top = sequence.sampling.num_prompt_logprobs or 0
+        sequence.prompt_logprobs += prompt_logprobs(logits, token_ids, num_top)
+    else:
+        sequence.judge.judge(logits, token_ids)
+        sequence.failure = sequence.failure or sequence.judge.failure
 
 
 def attach_tree(piece: ForwardSlice, tree: TokenTree) -> list[ForwardSlice]:
@@ -208,6 +215,7 @@ def prefill_done(
         hidden_state=tuple(hidden.float().tolist()) if is_wanted else None,
         numerics=_numerics(sequence, runners),
         prompt_logprobs=tuple(sequence.prompt_logprobs),
+        judgements=() if sequence.judge is None else tuple(sequence.judge.judgements),
         left_out=() if sequence.grammar is None else sequence.grammar.left_out,
     )
 
