@@ -139,6 +139,14 @@ JOBS = (
         quick=(*_BF16, *_QUICK_TARGET, "--seconds", "0.2", "--repeats", "1"),
     ),
     Job(
+        script="bench_receipts",
+        arguments=(*_BF16, *_TARGET, "--repeats", "5", "--answers", "16", "--honest", "200"),
+        quick=(
+            *(*_BF16, *_QUICK_TARGET, "--repeats", "1", "--answers", "2", "--tokens", "24"),
+            *("--answer", "40", "--honest", "4", "--honest-tokens", "8", "--batch", "4"),
+        ),
+    ),
+    Job(
         script="bench_small_tier",
         arguments=(*_BF16, *_TARGET, "--repeats", "2", "--num-prompts", "2", "--max-new", "48"),
         quick=(

@@ -33,6 +33,11 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "Ask one question, or chat if none is given. Tokens that the small model drafted are "
         "green.",
     ),
+    "verify": _Entry(
+        "outrider.gateway.tools.commands.verify.verify_command",
+        "Check an answer against its receipt, by one pass of a model; exit status 1 if they "
+        "differ.",
+    ),
     "doctor": _Entry(
         "outrider.gateway.tools.commands.doctor.doctor_command",
         "Check whether Outrider can run here; exit status 1 if something stands in its way.",

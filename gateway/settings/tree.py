@@ -31,6 +31,7 @@ from outrider.gateway.settings.kv_folder import kv_folder_complaints
 from outrider.gateway.settings.ledger import LedgerSettings
 from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.paths import did_you_mean, filled_in
+from outrider.gateway.settings.receipts import ReceiptSettings
 from outrider.gateway.settings.responses import ResponseSettings, response_complaints
 from outrider.gateway.settings.revisions import forget_revisions, revision_complaints
 from outrider.gateway.settings.routing import RoutingSettings
@@ -142,6 +143,7 @@ class Settings(BaseSettings):
     """Further names that requests use as model, each for a model or a chain of models."""
     cache: CacheSettings = Field(default_factory=CacheSettings)
     responses: ResponseSettings = Field(default_factory=ResponseSettings)
+    receipts: ReceiptSettings = Field(default_factory=ReceiptSettings)
     handoff: HandoffSettings = Field(default_factory=HandoffSettings)
     mirror: MirrorSettings = Field(default_factory=MirrorSettings)
 

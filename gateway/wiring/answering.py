@@ -22,6 +22,7 @@ from outrider.gateway.http.apis.ollama.api import OllamaChat, OllamaGenerate, Ol
 from outrider.gateway.http.apis.ollama.endpoints import meant_name
 from outrider.gateway.http.apis.responses.api import ResponsesApi
 from outrider.gateway.http.apis.tokenize import Tokenizing
+from outrider.gateway.http.apis.verify.api import VerifyApi
 from outrider.gateway.http.dashboard.recent import RecentOutcomes
 from outrider.gateway.http.edge.bodies import BodyBudget
 from outrider.gateway.http.edge.idempotency import IdempotentAnswers
@@ -68,6 +69,7 @@ def build_jobs(parts: GatewayParts, adapters: AdapterRegistry | None = None) -> 
         sampling_defaults=parts.sampling_defaults,
         prompt_heads=parts.prompt_heads,
         reasoning_field=parts.reasoning_field,
+        keys=parts.signing_keys,
         classes=parts.slo.classes,
         metrics=parts.metrics,
         clock=parts.clock,
@@ -197,6 +199,12 @@ def build_answers(
         ollama_generate_api=OllamaGenerate(parts=ollama),
         infill_api=InfillApi(
             has_upstream_tiers=has_tiers, ignores_unknown=ignores_unknown, clock=parts.clock
+        ),
+        verify_api=VerifyApi(
+            jobs=jobs,
+            keys=parts.signing_keys,
+            wall_clock=parts.wall_clock,
+            ignores_unknown=ignores_unknown,
         ),
         clock=parts.clock,
     )

@@ -113,6 +113,7 @@ def build_parts(
     from outrider.gateway.wiring.aliases import checked_aliases
     from outrider.gateway.wiring.caching import build_cache
     from outrider.gateway.wiring.gateway_parts import GatewayParts
+    from outrider.gateway.wiring.receipts import signing_keys
     from outrider.gateway.wiring.responses import build_response_store
     from outrider.gateway.wiring.routing import build_routing
     from outrider.gateway.wiring.tenancy import build_tenancy
@@ -149,6 +150,7 @@ def build_parts(
         unknown_fields=settings.unknown_fields,
         reasoning_field=settings.reasoning_field,
         cache=build_cache(settings),
+        signing_keys=signing_keys(settings.receipts),
         responses=build_response_store(settings),
         metrics=metrics,
         tenancy=tenancy,

@@ -19,6 +19,7 @@ from outrider.gateway.experiments.experiments import Experiments
 from outrider.gateway.experiments.slo.slo_parts import SloParts
 from outrider.gateway.http.apis.responses.store import ResponseStore
 from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
+from outrider.gateway.receipts.signing_keys import SigningKeys
 from outrider.gateway.settings.adapters import AdapterSettings
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.settings.http_bounds import HttpSettings
@@ -79,5 +80,7 @@ class GatewayParts:
     responses: ResponseStore | None = None
     """None where responses are not stored."""
     prompt_slots: PromptSlots = field(default_factory=PromptSlots)
+    signing_keys: SigningKeys = field(default_factory=lambda: SigningKeys(None))
+    """They sign receipts."""
     siblings: Siblings | None = None
     """The other processes of this gateway; None where it has one."""

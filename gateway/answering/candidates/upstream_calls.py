@@ -121,6 +121,8 @@ class UpstreamCalls:
             is_bounded=parsed.token_limit is not None,
         )
         responder.arm = parsed.context.arm
+        if parsed.options.receipt:
+            responder.no_receipt = "an upstream server answered"
         return responder
 
     async def _usual_model(self, tier: UpstreamTier) -> str:

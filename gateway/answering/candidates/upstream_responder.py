@@ -63,6 +63,7 @@ class UpstreamResponder:
         """
         self.call = call
         self.texts: tuple[str, ...] = ()  # of the choices, once the answer has ended
+        self.no_receipt: str | None = None  # where the request asked for a receipt
         self.arm = ""  # the arms of experiments that the request is in, for the report
         self._tier = tier
         self._origin = origin
@@ -351,6 +352,7 @@ class UpstreamResponder:
             usage_corrected=usage.is_corrected,
             cost_usd=rounded(cost_usd(usage, self._tier.settings.price)),
             arm=self.arm or None,
+            no_receipt=self.no_receipt,
         )
 
     @property

@@ -19,6 +19,7 @@ from outrider.engine.request import (
     GrammarSpec,
     LatencyObjective,
     SpeculationParams,
+    Verification,
 )
 from outrider.gateway.answering.jobs.extras import (
     check_scores,
@@ -87,6 +88,8 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that end the answer beside the tokenizer's own."""
     thinking: ThinkingBudget | None = None
     """How long the answer may think."""
+    verification: Verification | None = None
+    """The prompts end with an answer, which is judged."""
 
 
 class SharedSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +148,7 @@ def engine_requests(
                 priority=shared.priority,
                 objective=shared.objective,
                 adapters=shared.adapters,
+                verification=rendered.verification,
             )
             _check_combination(request, engine_request)
             made.append(engine_request)

@@ -20,6 +20,8 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
     """Alternatives in `prompt_logprobs`; None: the answer has no such field."""
     has_token_ids: bool = False
     """The ids of the tokens of prompt and answer."""
+    has_judgements: bool = False
+    """Those of an answer that was there before."""
     names_ids: bool = False
     """Log-probabilities name a token by its id."""
     has_prompt: bool = False
@@ -32,13 +34,17 @@ NO_EXTRAS: Final = Extras()
 def read_extras(request: ApiRequest) -> Extras:
     """Read the fields that ask for them."""
     echoes = isinstance(request, CompletionRequest) and bool(request.echo)
-    has_token_ids = bool(request.return_token_ids)
+    options = request.outrider
+    has_receipt = options is not None and bool(options.receipt)
+    has_token_ids = bool(request.return_token_ids) or has_receipt  # without them it cannot be used
+    has_judgements = options is not None and options.judge is not None
     return Extras(
         echoes=echoes,
         num_prompt_logprobs=request.prompt_logprobs,
         has_token_ids=has_token_ids,
+        has_judgements=has_judgements,
         names_ids=bool(request.return_tokens_as_token_ids),
-        has_prompt=echoes or has_token_ids or request.prompt_logprobs is not None,
+        has_prompt=echoes or has_token_ids or has_judgements or request.prompt_logprobs is not None,
     )
 
 

@@ -12,6 +12,7 @@ from outrider.gateway.answering.jobs.extras import (
     NO_EXTRAS,
     Extras,
 )
+from outrider.gateway.answering.jobs.receipt_terms import ReceiptTerms
 from outrider.gateway.answering.jobs.second_looks import SecondLooks
 from outrider.gateway.answering.text.answer_schema import AnswerSchema
 from outrider.gateway.answering.text.chat import ChatTokenizer
@@ -94,6 +95,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     num_top_logprobs: int | None = None
     """Alternatives to write beside each token; None: no log-probabilities at all."""
     extras: Extras = NO_EXTRAS
+    receipt: ReceiptTerms | None = None
+    """What a receipt says beside the tokens, where the request asked for one."""
     stops: tuple[str, ...] = ()
     continues_text: bool = False
     """The answer goes on with the prompt's own text, so no thinking begins it."""

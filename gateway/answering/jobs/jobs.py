@@ -20,6 +20,7 @@ from outrider.gateway.answering.jobs.engine_requests import (
 )
 from outrider.gateway.answering.jobs.extras import NO_EXTRAS, read_extras
 from outrider.gateway.answering.jobs.job import Answer, Job
+from outrider.gateway.answering.jobs.judged import judge_options, with_judged
 from outrider.gateway.answering.jobs.prompt_heads import MIN_TOKENS, PromptHeads
 from outrider.gateway.answering.jobs.prompts import (
     ChatPrompts,
@@ -27,6 +28,7 @@ from outrider.gateway.answering.jobs.prompts import (
     Prompts,
     continues_text,
 )
+from outrider.gateway.answering.jobs.receipt_terms import receipt_terms
 from outrider.gateway.answering.jobs.route_report import describe_route
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.jobs.tier_choice import CandidateTiers, TierChoice, TierChooser
@@ -41,6 +43,7 @@ from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.kinds import ReasoningField
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.experiments.slo.classes import SloClasses
+from outrider.gateway.receipts.signing_keys import SigningKeys
 from outrider.gateway.telemetry.spans import record_route
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
@@ -80,6 +83,8 @@ class JobBuilder:
     """Values of sampling fields, by name, for requests that set none."""
     prompt_heads: PromptHeads = field(default_factory=PromptHeads)
     reasoning_field: ReasoningField = "reasoning_content"
+    keys: SigningKeys = field(default_factory=partial(SigningKeys, None))
+    """They sign receipts."""
 
     def prompt_work(self, tenant: str) -> PromptWork:
         """Return the way to build a tenant's prompts."""
@@ -187,6 +192,8 @@ class JobBuilder:
         request = prompts.request
         service_tier = read_service_tier(request.service_tier)
         rendered = await prompts.rendered(choice.info)
+        if request.has_extras:
+            rendered = with_judged(request, rendered)
         lengths = [len(prompt.token_ids) for prompt in rendered.prompts]
         if not all(lengths):
             raise BadRequestError("The prompt is empty.")
@@ -213,6 +220,9 @@ class JobBuilder:
             tokenizer=rendered.tokenizer,
             num_top_logprobs=request.top_count,
             extras=read_extras(request) if request.has_extras else NO_EXTRAS,
+            receipt=receipt_terms(request, context, (choice.info, choice.escalation), self.keys)
+            if request.has_extras
+            else None,
             stops=request.stop_strings,
             continues_text=continues_text(request, rendered.tokenizer),
             tools=rendered.tools,
@@ -225,7 +235,9 @@ class JobBuilder:
             escalation=escalation,
             strong_tier=strong_tier if choice.escalates_upstream else None,
             second_looks=self.routing.second_looks if plan and plan.is_explored else None,
-            on_answer=self._learner(prompts, num_prompt_tokens, plan),
+            on_answer=None
+            if request.has_extras and judge_options(request)
+            else self._learner(prompts, num_prompt_tokens, plan),
             is_bounded=request.token_limit is not None,
             service_tier=None if request.service_tier is None else service_tier.reported,
             arm=context.arm,

@@ -1,6 +1,7 @@
 """Writes the `usage` and `outrider` objects of an answer."""
 
 from outrider.gateway.answering.streaming.generation import Generation
+from outrider.gateway.answering.streaming.receipt_draft import ReceiptDraft
 from outrider.gateway.contract.answers.responder import RouteReason
 from outrider.gateway.contract.schema.responses import (
     CompletionTokensDetails,
@@ -15,12 +16,14 @@ def rounded(number: float | None) -> float | None:
     return None if number is None else round(number, 6)
 
 
-def outrider_report(generation: Generation, origin: RouteReason) -> OutriderReport:
+def outrider_report(
+    generation: Generation, origin: RouteReason, receipt: ReceiptDraft | None = None
+) -> OutriderReport:
     """Return the `outrider` object."""
     job, used = generation.job, generation.usage
     mean = round(used.num_tokens / used.num_steps, 4) if used.num_steps else 0.0
     is_degraded = generation.is_degraded
-    return OutriderReport(
+    report = OutriderReport(
         tier=generation.tier,
         reason=origin.explain(generation.reason),
         route_tier=origin.route_tier or job.tier,
@@ -41,6 +44,9 @@ def outrider_report(generation: Generation, origin: RouteReason) -> OutriderRepo
         degraded=origin.is_degraded or is_degraded,
         arm=job.arm or None,
     )
+    if receipt is not None:
+        receipt.put_into(report, generation, origin)
+    return report
 
 
 def usage_report(generation: Generation) -> Usage:

@@ -120,7 +120,11 @@ class Choice:
 
     def begin(self, event: PrefillDone) -> list[Delta]:
         """Return what is said of the prompt, once its model has read it."""
-        prompt = PromptTokens(token_ids=self._prompt_ids, logprobs=event.prompt_logprobs)
+        prompt = PromptTokens(
+            token_ids=self._prompt_ids,
+            logprobs=event.prompt_logprobs,
+            judgements=event.judgements,
+        )
         return [
             Delta(
                 index=self._index,

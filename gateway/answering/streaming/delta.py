@@ -8,7 +8,7 @@ from outrider.gateway.answering.streaming.trace import DeltaTrace
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.reasoning_formats import TextKind
 from outrider.gateway.answering.text.tool_parser import PieceKind
-from outrider.verifier.token_logprobs import PromptLogprobs, TokenLogprobs
+from outrider.verifier.token_logprobs import Judgement, PromptLogprobs, TokenLogprobs
 
 ApiFinishReason = Literal["stop", "length", "tool_calls"]
 AnswerKind = TextKind | PieceKind | Literal["prompt"]
@@ -21,6 +21,8 @@ class PromptTokens(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...]
     logprobs: tuple[PromptLogprobs, ...] = ()
     """Of all but the first, where they are wanted."""
+    judgements: tuple[Judgement, ...] = ()
+    """Of the prompt's end, where that is an answer to be judged."""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):

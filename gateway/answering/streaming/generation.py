@@ -121,6 +121,11 @@ class Generation:
         return written
 
     @property
+    def writers(self) -> list[tuple[tuple[Tier, int], ...]]:
+        """The tiers that wrote each choice, and how many tokens each."""
+        return [stream.written for stream in self._streams]
+
+    @property
     def is_degraded(self) -> bool:
         """True if an upstream tier should have answered instead, and could not."""
         return self.job.watch is not None and any(s.is_degraded for s in self._streams)

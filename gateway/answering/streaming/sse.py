@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from hashlib import sha256
+from itertools import chain
 from typing import Final, Protocol, TypedDict
 
 import msgspec
@@ -16,6 +17,7 @@ from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.streaming.answer_report import outrider_report, usage_report
 from outrider.gateway.answering.streaming.delta import Delta
 from outrider.gateway.answering.streaming.generation import Generation
+from outrider.gateway.answering.streaming.receipt_draft import ReceiptDraft
 from outrider.gateway.answering.streaming.token_fields import TokenFields
 from outrider.gateway.answering.streaming.trace import DeltaTrace
 from outrider.gateway.contract.answers.responder import RouteReason
@@ -189,6 +191,7 @@ class ChatFormat(_TokenFormat):
             finish_reason=_finish_reason(self._job, end.finish_reason),
             stop_reason=end.stop,
             token_ids=self._fields.token_ids(deltas) if self._has_extras else None,
+            judgements=self._fields.judgements(deltas) if self._has_extras else None,
         )
 
 
@@ -237,6 +240,7 @@ class CompletionFormat(_TokenFormat):
             choice.prompt_logprobs = self._fields.prompt_logprobs(deltas)
             choice.prompt_token_ids = self._fields.prompt_token_ids(deltas)
             choice.token_ids = self._fields.token_ids(deltas)
+            choice.judgements = self._fields.judgements(deltas)
         return choice
 
     def choice_fields(self, delta: Delta) -> bytes:
@@ -282,6 +286,8 @@ class ChunkWriter:
         `begins_with_usage`: so has each choice's first one.
         """
         self._generation = generation
+        terms = generation.job.receipt
+        self._receipt = None if terms is None else ReceiptDraft(generation.job, terms)
         self._form = _format_of(generation.job)
         self._has_extras = generation.job.extras.has_prompt
         self._origin = origin
@@ -304,6 +310,8 @@ class ChunkWriter:
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
         """Write an event for each delta of a step. This runs for each step of each client."""
+        if self._receipt is not None:
+            self._receipt.note(deltas)
         if len(deltas) == 1:
             return self._chunk(deltas[0])
         return b"".join(map(self._chunk, deltas))
@@ -329,7 +337,7 @@ class ChunkWriter:
         if delta.finish_reason is not None:
             self._num_open -= 1
             if not self._num_open and not self._with_usage:
-                parts += (b',"outrider":', _encode(outrider_report(self._generation, self._origin)))
+                parts += (b',"outrider":', self._report())
         elif self._with_trace:
             pieces = b",".join(
                 b"[" + encode_text(text) + (b",true]" if drafted else b",false]")
@@ -341,6 +349,10 @@ class ChunkWriter:
         else:
             parts += (self._tail,)
         return b"".join(parts)
+
+    def _report(self) -> bytes:
+        """Write the `outrider` object."""
+        return _encode(outrider_report(self._generation, self._origin, self._receipt))
 
     def _reason(self, delta: Delta) -> bytes:
         """Write why the choice ended, where it did."""
@@ -370,7 +382,7 @@ class ChunkWriter:
         if not self._with_usage:
             return DONE
         numbers = _encode(usage_report(self._generation))
-        outrider = _encode(outrider_report(self._generation, self._origin))
+        outrider = self._report()
         return self._head + b'],"usage":' + numbers + b',"outrider":' + outrider + b"}\n\n" + DONE
 
 
@@ -380,12 +392,15 @@ def whole_body(generation: Generation, origin: RouteReason, deltas: Iterable[Del
     by_choice: defaultdict[int, list[Delta]] = defaultdict(list)
     for delta in deltas:
         by_choice[delta.index].append(delta)
+    receipt = None if job.receipt is None else ReceiptDraft(job, job.receipt)
+    if receipt is not None:
+        receipt.note(chain.from_iterable(by_choice.values()))
     fields: WholeFields = {
         "id": job.job_id,
         "created": job.created,
         "model": generation.model_id,
         "usage": usage_report(generation),
-        "outrider": outrider_report(generation, origin),
+        "outrider": outrider_report(generation, origin, receipt),
         "service_tier": job.service_tier,
         "system_fingerprint": system_fingerprint(generation.numerics),
     }

@@ -10,11 +10,13 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.responses import (
     ChatLogprobs,
     CompletionLogprobs,
+    DifferenceReport,
+    JudgementReport,
     PromptLogprob,
     TokenLogprob,
     TopLogprob,
 )
-from outrider.verifier.token_logprobs import TokenLogprobs
+from outrider.verifier.token_logprobs import Judgement, TokenLogprobs
 
 PromptLogprobList = list[dict[str, PromptLogprob] | None]
 
@@ -132,13 +134,24 @@ class TokenFields:
             return None
         return [token_id for delta in deltas for token_id in delta.token_ids]
 
+    def judgements(self, deltas: Iterable[Delta]) -> list[JudgementReport] | None:
+        """Return the judgements of an answer; None where they were not asked for."""
+        delta = _with_prompt(deltas)
+        if not self._extras.has_judgements or delta is None or delta.prompt is None:
+            return None
+        tokenizer = delta.tokenizer or self._tokenizer
+        return [_judgement(found, tokenizer) for found in delta.prompt.judgements]
+
     def chunk_fields(
         self, delta: Delta, encode: Callable[[object], bytes], *, of_prompt: bool
     ) -> bytes:
         """Write a chunk's fields: those of its prompt, or those of its answer."""
         fields: dict[str, object] = {}
         if not of_prompt:
-            fields = {"token_ids": self.token_ids([delta])}
+            fields = {
+                "token_ids": self.token_ids([delta]),
+                "judgements": self.judgements([delta]),
+            }
         elif delta.prompt is not None:
             fields = {
                 "prompt_logprobs": self.prompt_logprobs([delta]),
@@ -146,6 +159,25 @@ class TokenFields:
             }
         known = ((name, value) for name, value in fields.items() if value is not None)
         return b"".join(b',"' + name.encode() + b'":' + encode(value) for name, value in known)
+
+
+def _judgement(found: Judgement, tokenizer: ChatTokenizer) -> JudgementReport:
+    return JudgementReport(
+        num_tokens=found.num_tokens,
+        num_matching=found.num_same,
+        total_gap=found.total_gap,
+        differences=[
+            DifferenceReport(
+                index=each.index,
+                token_id=each.token_id,
+                token=text_of(each.token_id, tokenizer),
+                chosen_id=max(each.chosen_id, -1),
+                chosen=text_of(each.chosen_id, tokenizer) if each.chosen_id >= 0 else "",
+                gap=each.gap,
+            )
+            for each in found.differences
+        ],
+    )
 
 
 def _with_prompt(deltas: Iterable[Delta]) -> Delta | None:

@@ -21,8 +21,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, core_schema
 
+from outrider.engine.request import MAX_HYPOTHESES
 from outrider.gateway.contract.schema.kinds import AUTO, Policy
-from outrider.verifier.params import CascadeRule, Source
+from outrider.verifier.params import MAX_STOP_TOKEN_IDS, CascadeRule, Source
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
@@ -189,6 +190,31 @@ class SloOptions(RequestModel):
     inter_token_ms: Annotated[float, Field(ge=0.01, le=3_600_000)] | None = None
 
 
+class HypothesisOptions(RequestModel):
+    """How the tokens of an answer may have been chosen; absent: greedily, without a rule."""
+
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] = 0
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    seed: Annotated[int, Field(ge=0, le=2**64 - 1), WHOLE] = 0
+    choice: Annotated[int, Field(ge=0, lt=MAX_CHOICES), WHOLE] = 0
+    tier: Literal["small", "large"] | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
+    logit_bias: LogitBias | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] = 0
+    stop_token_ids: Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+
+
+class JudgeOptions(RequestModel):
+    """Asks whether an answer is what the model would have written; `max_tokens` must be 0."""
+
+    token_ids: Annotated[ListOf[TokenId], Field(min_length=1)]
+    hypotheses: Annotated[ListOf[HypothesisOptions], Field(min_length=1, max_length=MAX_HYPOTHESES)]
+
+
 class OutriderOptions(RequestModel):
     """The request's `outrider` object: how this request uses the two models."""
 
@@ -229,6 +255,15 @@ class OutriderOptions(RequestModel):
     """An equal request gets the first one's answer; on needs a seed or temperature 0."""
     deadline_ms: Annotated[float, Field(gt=0.0, le=MAX_DEADLINE_MS)] | None = None
     """Time for the whole answer, from the request's arrival."""
+    receipt: bool | None = None
+    """The answer has a signed receipt, by which it can be verified later."""
+    judge: JudgeOptions | None = None
+    """An answer to the prompt that is judged, not written: what /v1/verify asks of a model."""
+
+    @property
+    def has_extras(self) -> bool:
+        """True if more is asked of the tokens than text and log-probabilities of the answer."""
+        return bool(self.receipt) or self.judge is not None
 
 
 class GenerationFields(RequestModel):
@@ -312,7 +347,9 @@ class GenerationFields(RequestModel):
     def has_extras(self) -> bool:
         """True if more is asked of the tokens than text and log-probabilities of the answer."""
         wants_ids = self.return_token_ids or self.return_tokens_as_token_ids
-        return bool(wants_ids) or self.prompt_logprobs is not None
+        if wants_ids or self.prompt_logprobs is not None:
+            return True
+        return self.outrider is not None and self.outrider.has_extras
 
     @property
     def idle_fields(self) -> tuple[str, ...]:

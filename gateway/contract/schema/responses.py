@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, GetPydanticSchema, JsonValue
 from outrider.engine.trace import NodeSource, TokenOrigin
 from outrider.gateway.contract.answers.responder import HandOffKind
 from outrider.gateway.contract.schema.kinds import UsageSource
+from outrider.gateway.contract.schema.receipts import Receipt
 from outrider.gateway.contract.schema.structs import ResponseModel, says
 from outrider.verifier.params import Tier
 
@@ -26,6 +27,7 @@ HeldTokens = Annotated[int, says("Tokens that waited for the decision about the 
 TtftSeconds = Annotated[float | None, says("Seconds until the first token.")]
 HandOff = Annotated[HandOffKind | None, says("Why another tier than the first answers.")]
 Degraded = Annotated[bool, says("An upstream tier should have answered and could not.")]
+NoReceipt = Annotated[str | None, says("Why there is none, where the request asked for one.")]
 Arm = Annotated[str | None, says("The experiments' arms of the request, null for none.")]
 ReportedServiceTier = Literal["default", "flex", "priority"]
 
@@ -57,6 +59,8 @@ class OutriderReport(ResponseModel):
     hand_off: HandOff
     degraded: Degraded
     arm: Arm
+    receipt: Annotated[Receipt | None, says("Where the request asked for one.")] = None
+    no_receipt: NoReceipt = None
 
 
 class UpstreamReport(ResponseModel):
@@ -85,6 +89,7 @@ class UpstreamReport(ResponseModel):
         float | None, says("At the operator's prices; null without prices or known tokens.")
     ]
     arm: Arm
+    no_receipt: NoReceipt = None
 
 
 WrittenReport = Annotated[
@@ -196,6 +201,31 @@ SystemFingerprint = Annotated[
     str | None,
     says("Changes with the model and its arithmetic: equal ones give equal seeds equal texts."),
 ]
+
+
+class DifferenceReport(ResponseModel):
+    """A token that the model would not have written."""
+
+    index: Annotated[int, says("Its place in the answer.")]
+    token_id: int
+    token: str
+    chosen_id: Annotated[int, says("The model's own; -1 where its numbers are not finite.")]
+    chosen: str
+    gap: Annotated[float, says("How much higher the model's own scores, at most 10.")]
+
+
+class JudgementReport(ResponseModel):
+    """How an answer agrees with one hypothesis."""
+
+    num_tokens: int
+    num_matching: int
+    total_gap: Annotated[float, says("Of all differences.")]
+    differences: Annotated[list[DifferenceReport], says("The first ones.")]
+
+
+Judgements = Annotated[
+    list[JudgementReport] | None, says("Of the answer in `outrider.judge`, by hypothesis.")
+]
 CompletionFinishReason = Literal["stop", "length"]
 ChatFinishReason = CompletionFinishReason | Literal["tool_calls", "function_call"]
 
@@ -241,6 +271,7 @@ class ChatChoice(ResponseModel):
     finish_reason: ChatFinishReason
     stop_reason: StopReason = None
     token_ids: TokenIds = None
+    judgements: Judgements = None
 
 
 class ChatCompletion(ResponseModel):
@@ -333,6 +364,7 @@ class CompletionChoice(ResponseModel):
     prompt_logprobs: PromptLogprobs = None
     prompt_token_ids: PromptTokenIds = None
     token_ids: TokenIds = None
+    judgements: Judgements = None
 
 
 class Completion(ResponseModel):

@@ -28,6 +28,7 @@ from outrider.gateway.contract.schema.openapi import (
     passed_operation,
     question_operation,
 )
+from outrider.gateway.contract.schema.receipts import PublishedKeys
 from outrider.gateway.contract.schema.responses import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -76,11 +77,14 @@ from outrider.gateway.http.apis.tokenize_api import (
     tokenizer_info_operation,
 )
 from outrider.gateway.http.apis.tokenize_schema import TOKENIZE_MODELS
+from outrider.gateway.http.apis.verify.openapi import keys_operation, verify_operation
+from outrider.gateway.http.apis.verify.schema import VERIFY_MODELS
 from outrider.gateway.http.dashboard.api import DashboardApi
 from outrider.gateway.http.dashboard.schema import DASHBOARD_MODELS, Dashboard
 from outrider.gateway.http.edge.foreign_pages import ForeignPages
 from outrider.gateway.http.server.auth_dispatcher import (
     FREE_PATHS,
+    RECEIPT_KEYS_PATH,
     AuthDispatcher,
     Authenticate,
     principal_of,
@@ -114,6 +118,7 @@ _OLLAMA: Final = "/api/"
 _OLLAMA_CHAT: Final = "/api/chat"
 _OLLAMA_GENERATE: Final = "/api/generate"
 _INFILL: Final = "/infill"
+_VERIFY: Final = "/v1/verify"
 _METRICS: Final = "/metrics"
 _ADMIN: Final = (AdminApi, AdapterApi, ReplicaApi, ExperimentApi)
 _OTHER_MODELS: Final = (
@@ -123,6 +128,8 @@ _OTHER_MODELS: Final = (
     *INFILL_MODELS,
     *OLLAMA_EMBEDDING_MODELS,
     *TOKENIZE_MODELS,
+    *VERIFY_MODELS,
+    PublishedKeys,
     *USAGE_MODELS,
     *DASHBOARD_MODELS,
     *FEEDBACK_MODELS,
@@ -196,6 +203,7 @@ def create_app(routes: Routes) -> AuthDispatcher:
             _OLLAMA_CHAT: answers.ollama_chat,
             _OLLAMA_GENERATE: answers.ollama_generate,
             _INFILL: answers.infill,
+            _VERIFY: answers.verify,
         },
         authenticate=routes.authenticate,
         foreign_pages=routes.foreign_pages,
@@ -224,6 +232,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     app.post(_OLLAMA_CHAT, openapi_extra=chat_operation())(answers.ollama_chat)
     app.post(_OLLAMA_GENERATE, openapi_extra=generate_operation())(answers.ollama_generate)
     app.post(_INFILL, openapi_extra=infill_operation())(answers.infill)
+    app.post(_VERIFY, openapi_extra=verify_operation())(answers.verify)
     for passed in PASSED_ROUTES:
         described = passed_operation(passed.path, takes_form=passed.takes_form)
         endpoint = routes.passing.endpoint(passed)
@@ -285,6 +294,7 @@ def _add_status_routes(app: FastAPI, routes: Routes) -> None:
     app.post("/ping", openapi_extra={**ping, "operationId": "postPing"})(status.ready)
     version = operation(Version, "The gateway's release.", operation_id="version")
     get("/version", openapi_extra=version)(status.version)
+    get(RECEIPT_KEYS_PATH, openapi_extra=keys_operation())(status.receipt_keys)
     load = operation(ServerLoad, "Requests under way.", operation_id="load")
     get("/load", openapi_extra=load)(status.load)
     get(_METRICS, include_in_schema=False)(status.expose_metrics)

@@ -33,8 +33,9 @@ ProblemPage = Callable[[Problem], Response]
 
 _ID: Final = b"x-request-id"
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-FREE_PATHS: Final = frozenset({"/health", "/ready", "/ping"})
-"""Paths for load balancers, which have no keys."""
+RECEIPT_KEYS_PATH: Final = "/.well-known/outrider-keys"
+FREE_PATHS: Final = frozenset({"/health", "/ready", "/ping", RECEIPT_KEYS_PATH})
+"""Paths for load balancers and for whoever checks a receipt, who have no keys."""
 
 
 class Authenticate(Protocol):

@@ -26,6 +26,7 @@ from outrider.gateway.http.apis.messages.api import MessagesApi
 from outrider.gateway.http.apis.ollama.api import OllamaChat, OllamaGenerate
 from outrider.gateway.http.apis.responses.api import ResponsesApi
 from outrider.gateway.http.apis.tokenize import Tokenizing
+from outrider.gateway.http.apis.verify.api import VerifyApi
 from outrider.gateway.http.edge.bodies import (
     BodyBudget,
     read_form_body,
@@ -197,6 +198,7 @@ class AnswerEndpoints:
     ollama_api: OllamaChat
     ollama_generate_api: OllamaGenerate
     infill_api: InfillApi
+    verify_api: VerifyApi
     clock: Callable[[], float]
 
     async def chat(self, request: Request) -> Response:
@@ -226,6 +228,10 @@ class AnswerEndpoints:
     async def infill(self, request: Request) -> Response:
         """Fill in text in the format of llama.cpp's server."""
         return await self._answer("completion", request, self.infill_api)
+
+    async def verify(self, request: Request) -> Response:
+        """Say how an answer agrees with its receipt."""
+        return await self._answer("completion", request, self.verify_api)
 
     async def _answer(
         self, endpoint: Endpoint, request: Request, api: Api | None = None

@@ -17,7 +17,11 @@ from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatal
 from outrider.gateway.answering.reading.model_catalog import ListedModel
 from outrider.gateway.answering.reading.parsed_request import check_model, tier_not_allowed
 from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
-from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
+from outrider.gateway.contract.errors.tree import (
+    GatewayError,
+    NotFoundError,
+    UnavailableError,
+)
 from outrider.gateway.contract.schema.kinds import AUTO
 from outrider.gateway.contract.schema.loaded_limits import LoadedLimits
 from outrider.gateway.contract.schema.model_cards import (
@@ -39,6 +43,7 @@ from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.http.apis.prices import card_of
 from outrider.gateway.http.server.auth_dispatcher import principal_of
 from outrider.gateway.http.server.veil import veil_for, veiled_card
+from outrider.gateway.receipts.signing_keys import NoSigningKeyError
 from outrider.gateway.settings.extras import own_version
 from outrider.gateway.tenancy.keys.keys import Principal, Scopes
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics, engine_families
@@ -53,6 +58,7 @@ _FAMILIES_AT_ONCE: Final = 16
 """So many metrics are written as text within about a third of a millisecond."""
 _ANTHROPIC: Final = "anthropic-version"
 """The header by which clients of Anthropic's API are known."""
+_KEYS_AGE_S: Final = 3600
 _LOAD: Final = frozenset(
     {
         "outrider_num_requests_running",
@@ -76,6 +82,14 @@ class StatusEndpoints:
     metrics: GatewayMetrics
     fleet: EnginePool | None = None
     siblings: Siblings | None = None
+
+    async def receipt_keys(self) -> Response:
+        """Publish the keys that receipts are signed with. Raises NotFoundError without any."""
+        try:
+            ring = await asyncio.to_thread(self.jobs.keys.ring)
+        except NoSigningKeyError as error:
+            raise NotFoundError(f"This gateway signs no receipts: {error}.") from None
+        return json_response(ring.jwks(), {"cache-control": f"public, max-age={_KEYS_AGE_S}"})
 
     async def models(self, request: Request) -> Response:
         """List the names that `model` accepts, of this key."""

@@ -13,7 +13,15 @@ from outrider.gateway.settings.arm_overlay import (
 
 
 def test_every_field_of_a_request_was_thought_of() -> None:
-    promises = {"privacy", "deadline_ms", "max_cost_usd", "fit_context", "cache"}
+    promises = {
+        "privacy",
+        "deadline_ms",
+        "max_cost_usd",
+        "fit_context",
+        "cache",
+        "receipt",
+        "judge",
+    }
     assert {*OPTION_FIELDS, *promises} == set(OutriderOptions.model_fields)
 
 

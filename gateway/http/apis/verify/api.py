@@ -1,0 +1,134 @@
+"""POST /v1/verify as a surface over chat and completions, whose model judges the answer."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from outrider.gateway.answering.jobs.jobs import JobBuilder
+from outrider.gateway.contract.errors.http import Problem
+from outrider.gateway.contract.errors.tree import BadRequestError
+from outrider.gateway.contract.schema.receipts import Receipt
+from outrider.gateway.http.apis.api import ANYONE, Caller, TranslatedRequest
+from outrider.gateway.http.apis.reading import read_body
+from outrider.gateway.http.apis.verify.claim import Claim, claim_of, judged_by
+from outrider.gateway.http.apis.verify.given import (
+    GivenAnswer,
+    opens,
+    read_answer,
+    read_receipt,
+)
+from outrider.gateway.http.apis.verify.schema import VerifyRequest
+from outrider.gateway.http.apis.verify.writer import VerifyWriter, notes_of
+from outrider.gateway.receipts.signing_keys import SigningKeys
+
+_PASSED_ON: Final = (
+    *("messages", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
+    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+    *("guided_grammar", "regex", "ebnf", "json_schema", "grammar", "chat_template_kwargs"),
+    *("reasoning_effort", "thinking_token_budget", "continue_final_message"),
+    *("add_generation_prompt", "prompt", "suffix", "input_extra"),
+)
+"""The fields of a request that decide its prompt, and what its answer may say."""
+_encode: Final = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyApi:
+    """/v1/verify. Keeps nothing between requests."""
+
+    jobs: JobBuilder
+    keys: SigningKeys
+    wall_clock: Callable[[], float]
+    ignores_unknown: bool = False
+    name: ClassVar[str] = "verify"
+
+    async def read(self, body: bytes, caller: Caller = ANYONE) -> TranslatedRequest:
+        """Translate a request into the judgement of its answer. Raises BadRequestError."""
+        read = await read_body(VerifyRequest, body, ignores_unknown=self.ignores_unknown)
+        request = read.request
+        answer = read_answer(request.answer, request.index)
+        receipt = read_receipt(answer, self.keys)
+        claim = claim_of(answer, receipt, request.request, self.jobs.sampling_defaults)
+        claim = judged_by(claim, request.model)
+        token_ids = answer.token_ids or await self._retokenised(answer, receipt, claim, caller)
+        retokenised = answer.token_ids is None
+        named = claim.variants(request.hypotheses or [])
+        fields = _prompt_fields(answer, claim, request.request)
+        return TranslatedRequest(
+            chat_body=_encode(
+                {
+                    **fields,
+                    "model": claim.model,
+                    "max_tokens": 0,
+                    "temperature": 0,
+                    "return_token_ids": True,
+                    "outrider": {
+                        "policy": "local_only",
+                        **_privacy(request.request),
+                        "judge": {
+                            "token_ids": token_ids,
+                            "hypotheses": [hypothesis for _, hypothesis in named],
+                        },
+                    },
+                }
+            ),
+            writer=VerifyWriter(
+                index=request.index,
+                token_ids=token_ids,
+                names=tuple(name for name, _ in named),
+                receipt=receipt,
+                retokenised=retokenised,
+                notes=notes_of(receipt, retokenised, self.wall_clock()),
+            ),
+            ignored=read.ignored,
+            endpoint="chat" if "messages" in fields else "completion",
+        )
+
+    def problem_body(self, problem: Problem) -> bytes:
+        """The JSON of an error."""
+        return problem.body()
+
+    async def _retokenised(
+        self, answer: GivenAnswer, receipt: Receipt | None, claim: Claim, caller: Caller
+    ) -> tuple[int, ...]:
+        """Return the tokens of an answer's text, with the one that ended it where that is known."""
+        text = answer.text
+        known = dict(self.jobs.tokenizers)
+        tier = claim.hypothesis["tier"]
+        tokenizer = known[tier] if tier in known else next(iter(known.values()), None)
+        if tokenizer is None:
+            raise BadRequestError("answer: no model is loaded here to verify it.", param="answer")
+        work = self.jobs.prompt_work(caller.principal.tenant)
+        ids = await tokenizer.encode_answer(text, len(text.encode()), work)
+        if receipt is not None and not opens(receipt, answer.index, "answer", ids):
+            for stop in tokenizer.stop_token_ids:
+                if opens(receipt, answer.index, "answer", (*ids, stop)):
+                    return (*ids, stop)
+        return ids
+
+
+def _prompt_fields(
+    answer: GivenAnswer, claim: Claim, request: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the fields that name the prompt. Raises BadRequestError where nothing does."""
+    prompt = answer.prompt_token_ids
+    if prompt is not None and (claim.needs_request is None or request is None):
+        if claim.needs_request is not None:
+            raise BadRequestError(
+                f"request: needed, since the answer was written under its {claim.needs_request}.",
+                param="request",
+            )
+        return {"prompt": prompt}
+    if request is None:
+        raise BadRequestError(
+            "request: needed, since the answer has no prompt_token_ids.", param="request"
+        )
+    return {name: request[name] for name in _PASSED_ON if request.get(name) is not None}
+
+
+def _privacy(request: Mapping[str, Any] | None) -> dict[str, str]:
+    options = None if request is None else request.get("outrider")
+    is_private = isinstance(options, dict) and options.get("privacy") == "private"
+    return {"privacy": "private"} if is_private else {}

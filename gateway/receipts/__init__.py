@@ -1,0 +1,1 @@
+"""Receipts of answers: what they promise, and the keys that sign them."""

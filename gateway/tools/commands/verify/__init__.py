@@ -1,0 +1,1 @@
+"""`outrider verify`: is an answer what its receipt says?"""

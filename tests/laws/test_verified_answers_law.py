@@ -1,0 +1,231 @@
+"""Answers of a gateway with a receipt: verified whole, by whoever has answer and receipt.
+
+The bundled pair behind a real gateway: each dialect, streamed and whole, greedy and sampled, n > 1,
+escalated, under a grammar. What was changed since is found, and said in words.
+"""
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.laws.gateways import Gateway, gateway
+
+MESSAGES = [{"role": "user", "content": "What is 48 + 37?"}]
+OPEN: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Tell me a story about a fox and two old ships."}],
+    "temperature": 1.5,
+    "max_tokens": 80,
+}
+"""A question with many answers."""
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1},
+    {"temperature": 1.3, "top_p": 0.9, "seed": -3},
+    {"temperature": 0.7, "presence_penalty": 0.5, "logit_bias": {"7": 1.5}, "n": 3},
+    {"temperature": 1, "min_tokens": 12, "outrider": {"receipt": True, "speculation": "off"}},
+)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Gateway]:
+    with gateway() as running:
+        yield running
+
+
+def answered(served: Gateway, path: str = "chat/completions", **fields: Any) -> dict[str, Any]:
+    """A whole answer with a receipt."""
+    body = {"model": "large", "max_tokens": 40, "outrider": {"receipt": True}, **fields}
+    if path == "chat/completions":
+        body.setdefault("messages", MESSAGES)
+    response = served.http.post(f"/v1/{path}", json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def asked(served: Gateway, answer: dict[str, Any], **fields: Any) -> httpx.Response:
+    return served.http.post("/v1/verify", json={"answer": answer, **fields})
+
+
+def verified(served: Gateway, answer: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    response = asked(served, answer, **fields)
+    assert response.status_code == 200, response.text
+    report: dict[str, Any] = response.json()
+    return report
+
+
+def assert_matches(report: dict[str, Any]) -> None:
+    assert report["matches"], report
+    assert report["explanation"] == "claimed"
+    assert report["hypotheses"][0]["share"] == 1.0
+    receipt = report["receipt"]
+    assert (receipt["prompt_matches"], receipt["answer_matches"]) == (True, True)
+    assert receipt["numerics_match"] is True
+    assert report["usage"]["prompt_tokens"] > report["num_tokens"]
+    assert report["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["large", "small", "auto"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_choice_is_verified(served: Gateway, model: str, setting: dict[str, Any]) -> None:
+    answer = answered(served, model=model, **setting)
+    for choice in answer["choices"]:
+        assert_matches(verified(served, answer, index=choice["index"]))
+
+
+@pytest.mark.slow
+def test_a_completion_of_several_prompts_is_verified(served: Gateway) -> None:
+    answer = answered(
+        served, "completions", prompt=["48 + 37 =", "The capital"], n=2, temperature=0.9
+    )
+    assert len(answer["choices"]) == 4
+    for index in range(4):
+        assert_matches(verified(served, answer, index=index))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_the_last_event_of_a_stream_has_the_receipt(
+    served: Gateway, *, include_usage: bool
+) -> None:
+    body = {
+        "model": "large", "messages": MESSAGES, "max_tokens": 30, "stream": True, "seed": 5,
+        "stream_options": {"include_usage": include_usage}, "outrider": {"receipt": True},
+    }  # fmt: skip
+    text = served.http.post("/v1/chat/completions", json=body).text
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    (report,) = [chunk["outrider"] for chunk in chunks if "outrider" in chunk]
+    ids = [
+        token
+        for chunk in chunks
+        for choice in chunk["choices"]
+        for token in choice.get("token_ids", ())
+    ]
+    whole = {
+        "model": chunks[0]["model"],
+        "prompt_token_ids": chunks[0]["prompt_token_ids"],
+        "choices": [{"index": 0, "token_ids": ids}],
+        "outrider": report,
+    }
+    assert_matches(verified(served, whole))
+
+
+@pytest.mark.slow
+def test_an_answer_under_a_schema_is_verified_with_its_request(served: Gateway) -> None:
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    request = {
+        "messages": MESSAGES,
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+    }
+    answer = answered(served, **request, temperature=1, seed=2)
+    assert_matches(verified(served, answer, request=request))
+    refused = asked(served, answer).json()["error"]
+    assert (refused["param"], "grammar" in refused["message"]) == ("request", True)
+
+
+@pytest.mark.slow
+def test_other_hypotheses_explain_less(served: Gateway) -> None:
+    found = []
+    for seed in range(6):
+        answer = answered(served, **OPEN, seed=seed)
+        report = verified(
+            served, answer, hypotheses=[{"seed": 1000 + seed}, {"temperature": 0.2}, {"top_p": 0.1}]
+        )
+        assert_matches(report)
+        names = [each["name"] for each in report["hypotheses"]]
+        assert names == ["claimed", f"seed={1000 + seed}", "temperature=0.2", "top_p=0.1"]
+        found.append([each["share"] for each in report["hypotheses"]])
+    assert all(sum(shares) < len(found) for shares in list(zip(*found, strict=True))[1:])
+
+
+@pytest.mark.slow
+def test_an_edited_answer_is_found(served: Gateway) -> None:
+    answer = answered(served, temperature=1, seed=8)
+    ids = answer["choices"][0]["token_ids"]
+    place = len(ids) // 2
+    ids[place] = ids[place] + 1 if ids[place] < 200 else ids[place] - 1
+    report = verified(served, answer)
+    assert (report["matches"], report["explanation"]) == (False, "edited text")
+    assert report["receipt"]["answer_matches"] is False
+    assert report["hypotheses"][0]["first_difference"]["index"] == place
+
+
+@pytest.mark.slow
+def test_the_other_model_under_this_ones_name_is_found(served: Gateway) -> None:
+    """Answers of the small model whose receipt was signed as the large one's, as a fraud would."""
+    shares = []
+    for seed in range(6):
+        answer = answered(served, model="small", **OPEN, seed=seed)
+        report = verified(served, answer, model="large")
+        shares.append(report["hypotheses"][0]["share"])
+        assert report["receipt"]["numerics_match"] is False
+    assert min(shares) < 1.0
+
+
+@pytest.mark.slow
+def test_a_text_without_ids_is_tokenised_again_and_this_is_said(served: Gateway) -> None:
+    answer = answered(served, temperature=0)
+    del answer["choices"][0]["token_ids"]
+    report = verified(served, answer)
+    assert report["retokenised"] is True
+    assert "tokenised again" in report["notes"][0]
+    assert report["matches"], report
+
+
+@pytest.mark.slow
+def test_an_answer_without_a_receipt_is_verified_by_its_request(served: Gateway) -> None:
+    request = {"model": "large", "messages": MESSAGES, "temperature": 0.8, "max_tokens": 30}
+    answer = answered(served, **request, outrider=None, return_token_ids=True)
+    assert "receipt" not in answer["outrider"]
+    report = verified(served, answer, request=request)
+    assert (report["matches"], report["receipt"]) == (True, None)
+    del answer["outrider"]
+    refused = asked(served, answer, request=request).json()["error"]
+    assert refused["param"] == "answer.outrider.seed"
+    assert asked(served, answer).json()["error"]["param"] == "request"
+
+
+@pytest.mark.slow
+def test_a_changed_receipt_and_an_unknown_key_are_refused(served: Gateway) -> None:
+    answer = answered(served, temperature=1, seed=8)
+    receipt = answer["outrider"]["receipt"]
+    for name, value in (("seed", "9"), ("model", "small"), ("issued_at", 1), ("more", 1)):
+        changed = copy.deepcopy(answer)
+        changed["outrider"]["receipt"]["payload"][name] = value
+        refused = asked(served, changed)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "receipt_changed"
+    changed = copy.deepcopy(answer)
+    changed["outrider"]["receipt"]["key_id"] = "x" * 43
+    assert asked(served, changed).json()["error"]["code"] == "unknown_receipt_key"
+    changed = copy.deepcopy(answer)
+    changed["outrider"]["receipt"]["signature"] = receipt["signature"][:-4] + "AAAA"
+    assert asked(served, changed).json()["error"]["code"] == "receipt_changed"
+
+
+@pytest.mark.slow
+def test_what_cannot_be_judged_is_refused_by_name(served: Gateway) -> None:
+    answer = answered(served, temperature=0)
+    assert asked(served, answer, model="nowhere").status_code == 404
+    assert asked(served, answer, index=5).json()["error"]["param"] == "answer.choices"
+    long = copy.deepcopy(answer)
+    long["choices"][0]["token_ids"] *= 2000
+    refused = asked(served, long)
+    assert (refused.status_code, "context" in refused.json()["error"]["message"]) == (400, True)
+    odd = copy.deepcopy(answer)
+    odd["choices"][0]["token_ids"] = [2**31 - 1]
+    assert asked(served, odd).status_code == 400
+
+
+@pytest.mark.slow
+def test_the_keys_are_published_and_may_be_kept(served: Gateway) -> None:
+    answer = answered(served, temperature=0)
+    response = served.http.get("/.well-known/outrider-keys")
+    assert response.headers["cache-control"] == "public, max-age=3600"
+    (key,) = response.json()["keys"]
+    assert key["kid"] == answer["outrider"]["receipt"]["key_id"]
