@@ -7,11 +7,14 @@ escalated, under a grammar. What was changed since is found, and said in words.
 import copy
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from outrider.gateway.cli import app
 from tests.laws.gateways import Gateway, gateway
 
 MESSAGES = [{"role": "user", "content": "What is 48 + 37?"}]
@@ -229,3 +232,55 @@ def test_the_keys_are_published_and_may_be_kept(served: Gateway) -> None:
     assert response.headers["cache-control"] == "public, max-age=3600"
     (key,) = response.json()["keys"]
     assert key["kid"] == answer["outrider"]["receipt"]["key_id"]
+
+
+@pytest.mark.slow
+def test_what_an_alias_conceals_stands_in_no_receipt_and_is_verified_by_its_name() -> None:
+    with gateway({"aliases.assistant.models": ("large",)}) as served:
+        answer = answered(served, model="assistant", temperature=1, seed=3, n=2)
+        payload = answer["outrider"]["receipt"]["payload"]
+        hidden = ("model", "checkpoint", "numerics", "adapter", "engine")
+        assert [payload[name] for name in hidden] == [None] * 5
+        assert [(each["tier"], each["stream"]) for each in payload["choices"]] == [(None, None)] * 2
+        for index in range(2):
+            report = verified(served, answer, index=index, model="assistant")
+            assert report["matches"], report
+            assert report["receipt"]["numerics_match"] is None
+
+
+@pytest.mark.slow
+def test_the_command_says_what_was_found_of_files(served: Gateway, tmp_path: Path) -> None:
+    answer = answered(served, **OPEN, seed=2, n=2)
+    file = tmp_path / "answer.json"
+    file.write_text(json.dumps(answer))
+    command = ["verify", str(file), "--url", f"{served.url}/v1"]
+    done = CliRunner().invoke(app, [*command, "--model", "small", "--seed", "77"])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("its signature is valid") == 4  # two choices, two models
+    assert "choice 1, judged by" in done.output
+    assert done.output.count("best explanation: claimed") >= 2
+    assert "seed=77: " in done.output
+    answer["choices"][1]["token_ids"][3] = 7
+    file.write_text(json.dumps(answer))
+    done = CliRunner().invoke(app, [*command, "--json"])
+    assert done.exit_code == 1
+    assert [each["matches"] for each in json.loads(done.output)] == [True, False]
+    answer["outrider"]["receipt"]["payload"]["seed"] = "3"
+    file.write_text(json.dumps(answer))
+    done = CliRunner().invoke(app, command)
+    assert (done.exit_code, "a field was changed" in done.output) == (1, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_the_command_reads_the_events_of_a_stream(
+    served: Gateway, tmp_path: Path, path: str
+) -> None:
+    asked = {"messages": MESSAGES} if path == "chat/completions" else {"prompt": "48 + 37 ="}
+    body = {"model": "large", "stream": True, "max_tokens": 20, "n": 2, **asked}
+    response = served.http.post(f"/v1/{path}", json={**body, "outrider": {"receipt": True}})
+    file = tmp_path / "answer.txt"
+    file.write_text(response.text)
+    done = CliRunner().invoke(app, ["verify", str(file), "--url", served.url, "--index", "1"])
+    assert done.exit_code == 0, done.output
+    assert "choice 1, judged by" in done.output

@@ -192,7 +192,7 @@ class JobBuilder:
         request = prompts.request
         service_tier = read_service_tier(request.service_tier)
         rendered = await prompts.rendered(choice.info)
-        if request.has_extras:
+        if has_extras := request.has_extras:
             rendered = with_judged(request, rendered)
         lengths = [len(prompt.token_ids) for prompt in rendered.prompts]
         if not all(lengths):
@@ -219,9 +219,9 @@ class JobBuilder:
             endpoint=prompts.endpoint,
             tokenizer=rendered.tokenizer,
             num_top_logprobs=request.top_count,
-            extras=read_extras(request) if request.has_extras else NO_EXTRAS,
+            extras=read_extras(request) if has_extras else NO_EXTRAS,
             receipt=receipt_terms(request, context, (choice.info, choice.escalation), self.keys)
-            if request.has_extras
+            if has_extras
             else None,
             stops=request.stop_strings,
             continues_text=continues_text(request, rendered.tokenizer),
@@ -236,7 +236,7 @@ class JobBuilder:
             strong_tier=strong_tier if choice.escalates_upstream else None,
             second_looks=self.routing.second_looks if plan and plan.is_explored else None,
             on_answer=None
-            if request.has_extras and judge_options(request)
+            if has_extras and judge_options(request)
             else self._learner(prompts, num_prompt_tokens, plan),
             is_bounded=request.token_limit is not None,
             service_tier=None if request.service_tier is None else service_tier.reported,

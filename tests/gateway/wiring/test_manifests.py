@@ -19,7 +19,7 @@ import yaml
 
 from outrider.gateway.cli import COMMANDS
 from outrider.gateway.engines.fleet.addresses import is_looked_up
-from outrider.gateway.http.server.auth_dispatcher import FREE_PATHS
+from outrider.gateway.http.server.auth_dispatcher import FREE_PATHS, RECEIPT_KEYS_PATH
 from outrider.gateway.settings.tree import Settings, load_settings
 from outrider.gateway.wiring.ray.plan import FleetPlan, parse_plan
 
@@ -112,7 +112,7 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_charts_probes_and_ports_are_the_programs() -> None:
     text = (CHART / "templates" / "gateway.yaml").read_text()
-    assert {*re.findall(r"path: (\S+),", text), "/ping"} == FREE_PATHS
+    assert {*re.findall(r"path: (\S+),", text), "/ping", RECEIPT_KEYS_PATH} == FREE_PATHS
     image = (DEPLOY / "Dockerfile").read_text()
     (port,) = re.findall(r"OUTRIDER_SERVER__PORT=(\d+)", image)
     assert f"containerPort: {port}" in text
