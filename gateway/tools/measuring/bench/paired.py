@@ -4,7 +4,9 @@ Requests go out in blocks, to A then B, next time to B then A: a machine that sl
 and neither side is always the second one. Each request of a block has its pair in the other side's.
 Texts that are made differ between the sides (a salt) and are of one kind and length, so that no
 cache of the first turn answers the second; prompts of a file are what they are, and there the order
-alone evens it out.
+alone evens it out. Such a prompt has the same seed on both sides, unless the request's fields say
+otherwise: two answers that were sampled with the same noise differ by what is compared, and less by
+chance (docs/exactness.md).
 """
 
 import secrets
@@ -97,7 +99,7 @@ async def run_paired(
     async with AsyncExitStack() as stack:
         sides = []
         for plan in (plan_a, plan_b):
-            own = replace(plan, salt=f"{salt}/{plan.arm}")
+            own = replace(plan, salt=f"{salt}/{plan.arm}", shares_noise=True)
             session = await stack.enter_async_context(Session(own, watch=watch, clock=clock))
             sides.append(_Side(session=session, requests=session.requests(load)))
         await _take_turns((sides[0], sides[1]), load)

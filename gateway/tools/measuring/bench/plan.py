@@ -56,6 +56,8 @@ class BenchPlan:
     """Part of every text that is made, so that no cache knows it; "" is drawn for the run."""
     arm: str = ""
     """What the run is called in a comparison."""
+    shares_noise: bool = False
+    """Each prompt of a file goes with a seed that the other side of the comparison sends too."""
     commit: str | None = None
 
     def check(self) -> None:

@@ -69,6 +69,7 @@ class Session:
                 self.plan.request_fields,
                 salt=f"{self.plan.salt}/{self.plan.arm}",
                 needs_lengths=self.workload.has_lengths,
+                needs_seeds=self.plan.shares_noise and self.workload.num_prompts is not None,
             )
         except BaseException:
             await self.client.__aexit__(None, None, None)

@@ -36,17 +36,28 @@ class TargetReport:
 
 
 async def inspect_target(
-    client: BenchClient, request_fields: Mapping[str, Any], *, salt: str, needs_lengths: bool
+    client: BenchClient,
+    request_fields: Mapping[str, Any],
+    *,
+    salt: str,
+    needs_lengths: bool,
+    needs_seeds: bool = False,
 ) -> TargetReport:
     """Ask for the models, then twice for a few tokens.
 
     `needs_lengths`: the workload tells lengths in tokens, so their ratio to words is measured.
+    `needs_seeds`: requests are to have seeds of their own, where the target takes them.
     Raises TargetError where no answer comes: there would be nothing to measure.
     """
     card = await _card(client)
     notes: list[str] = []
     body = merge_fields(_common(client, card.model), request_fields)
-    takes_ignore_eos = needs_lengths and await _takes_ignore_eos(client, body, salt)
+    # `ignore_eos` fixes an answer's length.
+    takes_ignore_eos = needs_lengths and await _takes(client, body, "ignore_eos", True, salt)
+    wants_seeds = needs_seeds and "seed" not in body and body.get("temperature") != 0
+    if wants_seeds and not await _takes(client, body, "seed", 1, salt):
+        wants_seeds = False
+        notes.append("the target does not take seeds: the sides' answers were sampled separately")
     first = await _probe(client, body, _PROBE_WORDS[0], salt)
     if first.token_source == "chunks":
         notes.append(
@@ -68,6 +79,7 @@ async def inspect_target(
             ratio=ratio,
             context_tokens=card.context_tokens,
             takes_ignore_eos=takes_ignore_eos,
+            wants_seeds=wants_seeds,
         ),
         prices=card.prices,
         context_tokens=card.context_tokens,
@@ -178,9 +190,11 @@ def _prices(pricing: Any) -> BenchPrices | None:
 # ---- probes -----------------------------------------------------------------------------------
 
 
-async def _takes_ignore_eos(client: BenchClient, body: Mapping[str, Any], salt: str) -> bool:
-    """Return whether the target accepts `ignore_eos`, which fixes an answer's length."""
-    raw = await _ask(client, {**body, "ignore_eos": True}, _PROBE_WORDS[0], f"{salt}/eos")
+async def _takes(
+    client: BenchClient, body: Mapping[str, Any], name: str, value: int, salt: str
+) -> bool:
+    """Return whether the target accepts a field that not every server knows."""
+    raw = await _ask(client, {**body, name: value}, _PROBE_WORDS[0], f"{salt}/{name}")
     return raw.error is None
 
 

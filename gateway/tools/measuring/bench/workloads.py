@@ -35,6 +35,7 @@ _FITTING_SHARE: Final = 0.99
 _SPARE_SHARE: Final = 0.06
 _SPARE_TOKENS: Final = 8
 _MOST_REQUESTS: Final = 1_000_000
+_MOST_SEED: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +102,14 @@ class TargetFacts:
     """Facts about the target that a workload needs.
 
     `takes_ignore_eos`: the target knows the field. `body`: fields added to every request's body.
+    `wants_seeds`: each prompt of a file goes with a seed of its own.
     """
 
     body: Mapping[str, Any]
     ratio: TokenRatio
     context_tokens: int | None = None
     takes_ignore_eos: bool = False
+    wants_seeds: bool = False
 
 
 class Workload:
@@ -158,12 +161,19 @@ class Workload:
         prompts in a cache. Raises WorkloadError.
         """
         planned = self._planned(extent, facts, salt)
+        if facts.wants_seeds:
+            rng = np.random.default_rng((self._seed, _MOST_SEED))
+            planned = [
+                replace(one, body=_with_field(one.body, "seed", int(rng.integers(_MOST_SEED))))
+                for one in planned
+            ]
         num_users = self.settings.num_users
         if num_users is None:
             return planned
         rng = np.random.default_rng((self._seed, num_users))
         return [
-            replace(one, body=_of_user(one.body, int(rng.integers(num_users)))) for one in planned
+            replace(one, body=_with_field(one.body, "user", f"user-{rng.integers(num_users)}"))
+            for one in planned
         ]
 
     def _planned(self, extent: Extent, facts: TargetFacts, salt: str) -> list[PlannedRequest]:
@@ -272,10 +282,10 @@ class Workload:
             self.notes.append(text)
 
 
-def _of_user(body: bytes, number: int) -> bytes:
-    """Return the request with a user, unless it has one."""
+def _with_field(body: bytes, name: str, value: str | int) -> bytes:
+    """Return the request with a field, unless it has one of that name."""
     document: dict[str, Any] = msgspec.json.decode(body)
-    return msgspec.json.encode({"user": f"user-{number}", **document})
+    return msgspec.json.encode({name: value, **document})
 
 
 def _shuffled(

@@ -3,6 +3,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +28,9 @@ class _Target:
 
     seconds: dict[str, float]
     asked: list[tuple[str, str]] = field(default_factory=list)
+    seeds: list[tuple[str, str, int | None]] = field(default_factory=list)
     b_fails_from: int | None = None
+    takes_seeds: bool = True
 
     async def models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "one", "object": "model"}]})
@@ -35,7 +38,11 @@ class _Target:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body: dict[str, Any] = await request.json()
         side = str(body.get("side", "none"))
-        self.asked.append((side, body["messages"][-1]["content"]))
+        text = body["messages"][-1]["content"]
+        self.asked.append((side, text))
+        self.seeds.append((side, text, body.get("seed")))
+        if "seed" in body and not self.takes_seeds:
+            return web.json_response({"error": {"message": "unknown field seed"}}, status=422)
         num_of_b = [one for one, _ in self.asked].count("b")
         if side == "b" and self.b_fails_from is not None and num_of_b > self.b_fails_from:
             return web.json_response({"error": {"message": "broken"}}, status=500)
@@ -86,7 +93,7 @@ def _plan(url: str = "http://127.0.0.1:1", **changes: Any) -> BenchPlan:
 
 
 def _other(plan: BenchPlan) -> BenchPlan:
-    return replace(plan, arm="b", request_fields={"side": "b"})
+    return replace(plan, arm="b", request_fields={**plan.request_fields, "side": "b"})
 
 
 def _run(target: _Target, **changes: Any) -> tuple[BenchResult, BenchResult, RunComparison]:
@@ -153,6 +160,45 @@ def test_made_texts_differ_so_that_no_cache_answers_the_second() -> None:
     assert len(set(texts)) == 32
     planned = [[row.planned_prompt_tokens for row in one.rows] for one in (first, second)]
     assert planned[0] == planned[1]
+
+
+def _seeds_by_side(target: _Target) -> dict[str, list[tuple[str, int | None]]]:
+    """Text and seed of the measured requests; those of a side in an order of their own."""
+    measured = target.seeds[-64:]
+    return {
+        side: sorted((text, seed or 0) for its, text, seed in measured if its == side)
+        for side in ("a", "b")
+    }
+
+
+def _prompts_of(folder: Path) -> WorkloadSettings:
+    file = folder / "prompts.txt"
+    file.write_text("\n".join(f"Question {number}?" for number in range(8)), encoding="utf-8")
+    return WorkloadSettings(kind="prompts", path=file, max_tokens=_NUM_TOKENS)
+
+
+def test_a_prompt_of_a_file_has_the_same_seed_on_both_sides(tmp_path: Path) -> None:
+    target = _Target(seconds={})
+    _run(target, workload=_prompts_of(tmp_path))
+    by_side = _seeds_by_side(target)
+    assert by_side["a"] == by_side["b"]
+    # Each request is a draw of its own, also where its prompt was asked before.
+    assert len({seed for _, seed in by_side["a"]}) == 32
+
+
+@pytest.mark.parametrize("own", [{"seed": 7}, {"seed": None}, {"temperature": 0}])
+def test_what_the_request_says_about_its_noise_holds(tmp_path: Path, own: dict[str, Any]) -> None:
+    target = _Target(seconds={})
+    _run(target, workload=_prompts_of(tmp_path), request_fields={"side": "a", **own})
+    assert {seed for _, _, seed in target.seeds} == {own.get("seed")}
+
+
+def test_a_target_that_takes_no_seeds_is_measured_without(tmp_path: Path) -> None:
+    target = _Target(seconds={}, takes_seeds=False)
+    first, _, _ = _run(target, workload=_prompts_of(tmp_path))
+    assert {seed for _, _, seed in target.seeds[-64:]} == {None}
+    assert first.summary.num_failed == 0
+    assert any("does not take seeds" in note for note in first.meta.notes)
 
 
 @pytest.mark.slow
