@@ -10,8 +10,10 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.cache.kv_view import KVView
@@ -195,14 +197,14 @@ def one_stream_for_all_choices(patch: Patch, engine: Engine) -> None:
 
 def masks_of_the_root(patch: Patch, engine: Engine) -> None:
     """Every node of a tree has the grammar's mask of the root."""
-    apply = GrammarState.apply
+    masks = GrammarState.masks
 
     def of_root(
-        self: GrammarState, logits: Tensor, token_ids: list[int], paths: list[list[int]]
-    ) -> None:
-        apply(self, logits, token_ids, [[] for _ in paths])
+        self: GrammarState, token_ids: list[int], paths: list[list[int]]
+    ) -> list[NDArray[np.int32] | None]:
+        return masks(self, token_ids, [[] for _ in paths])
 
-    patch.setattr(GrammarState, "apply", of_root)
+    patch.setattr(GrammarState, "masks", of_root)
 
 
 def prefixes_without_adapters(patch: Patch, engine: Engine) -> None:
