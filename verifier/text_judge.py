@@ -18,7 +18,7 @@ from outrider.verifier.noise import SequenceNoise
 from outrider.verifier.params import CascadeParams, Hypothesis, SamplingParams
 from outrider.verifier.sampling import (
     RowGroup,
-    choose_tokens,
+    choose_ruled_tokens,
     mark_not_finite,
     perturbed,
     process_logits,
@@ -110,14 +110,13 @@ class TextJudge:
 def _differences(writer: _Writer, rows: Tensor, written: Tensor) -> list[TokenDifference]:
     """Return where a writer would have chosen another token; `index` counts rows."""
     every = list(range(len(rows)))
-    processed = process_logits(rows, [_group(writer, every)])
-    chosen = choose_tokens(processed, [_group(writer, every)])
-    chosen = mark_not_finite(chosen, rows)
+    chosen = mark_not_finite(choose_ruled_tokens(rows, [_group(writer, every)]), rows)
     different = (chosen != written).nonzero()[:, 0]
     places: list[int] = different.tolist()
     if not places:
         return []
-    scores = perturbed(processed[different], [_group(writer, places)])
+    processed = process_logits(rows, [_group(writer, every)])[different]
+    scores = perturbed(processed, [_group(writer, places)])
     theirs, own = written[different], chosen[different]
     gaps = scores.gather(1, own.clamp(min=0)[:, None]) - scores.gather(1, theirs[:, None])
     return [

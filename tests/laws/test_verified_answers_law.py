@@ -284,3 +284,16 @@ def test_the_command_reads_the_events_of_a_stream(
     done = CliRunner().invoke(app, ["verify", str(file), "--url", served.url, "--index", "1"])
     assert done.exit_code == 0, done.output
     assert "choice 1, judged by" in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["responses", "messages"])
+def test_other_dialects_have_receipts_too(served: Gateway, path: str) -> None:
+    body: dict[str, Any] = {"model": "large", "outrider": {"receipt": True}, "temperature": 0}
+    if path == "responses":
+        body |= {"input": MESSAGES[0]["content"], "max_output_tokens": 30}
+    else:
+        body |= {"messages": MESSAGES, "max_tokens": 30}
+    answer = served.http.post(f"/v1/{path}", json=body).json()
+    report = verified(served, answer, request={"messages": MESSAGES})
+    assert (report["matches"], report["retokenised"]) == (True, True), report

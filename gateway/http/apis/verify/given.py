@@ -49,12 +49,7 @@ class GivenAnswer:
 
 def read_answer(document: Mapping[str, Any], index: int) -> GivenAnswer:
     """Read one choice. Raises BadRequestError."""
-    choices = document.get("choices")
-    found = [
-        choice
-        for choice in (choices if isinstance(choices, list) else ())
-        if isinstance(choice, dict) and choice.get("index", 0) == index
-    ]
+    found = [choice for choice in _choices(document) if choice.get("index", 0) == index]
     if not found:
         raise _refusal("answer.choices", f"has no choice with the index {index}")
     path = f"answer.choices.{index}"
@@ -66,6 +61,25 @@ def read_answer(document: Mapping[str, Any], index: int) -> GivenAnswer:
         prompt_token_ids=_ids("answer.prompt_token_ids", ids),
         token_ids=_ids(f"{path}.token_ids", found[0].get("token_ids")),
     )
+
+
+def _choices(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the choices; of a response or a message its text as the only one."""
+    listed = document.get("choices")
+    if isinstance(listed, list):
+        return [choice for choice in listed if isinstance(choice, dict)]
+    texts = _texts(document.get("output", document.get("content")))
+    return [{"message": {"content": "".join(texts)}}] if texts else []
+
+
+def _texts(parts: object) -> list[str]:
+    """Return the texts of an answer's parts, those of messages among them; others have none."""
+    texts: list[str] = []
+    for part in parts if isinstance(parts, list) else ():
+        if isinstance(part, dict):
+            text = part.get("text")
+            texts += [text] if isinstance(text, str) else _texts(part.get("content"))
+    return texts
 
 
 def _ids(param: str, value: object) -> tuple[int, ...] | None:

@@ -30,11 +30,15 @@ class VerifyRequest(RequestModel):
     """An answer to verify, with what it was an answer to."""
 
     answer: Annotated[
-        dict[str, JsonValue], Field(description="A whole answer of chat or completions.")
+        dict[str, JsonValue],
+        Field(description="A whole answer: of chat, completions, responses or messages."),
     ]
     request: Annotated[
         dict[str, JsonValue] | None,
-        Field(description="Its request; needed where the answer has no `prompt_token_ids`."),
+        Field(
+            description="Its request, as a chat or a completion; needed where the answer has no "
+            "`prompt_token_ids`."
+        ),
     ] = None
     index: Annotated[
         Annotated[int, Field(ge=0, lt=MAX_CHOICES * MAX_CHOICES), WHOLE],

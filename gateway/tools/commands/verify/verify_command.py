@@ -105,13 +105,10 @@ def verify(
 ) -> None:
     """Verify an answer; the help is `_HELP`."""
     document = read_answer_file(answer)
-    choices = document.get("choices")
-    if not isinstance(choices, list) or not choices:
-        raise ChatError(f"{answer} holds no answer of chat or completions")
     body: dict[str, Any] = {"answer": document, "hypotheses": others.hypotheses()}
     if request is not None:
         body["request"] = read_document(request)
-    indices = [choice.get("index", 0) for choice in choices] if index is None else [index]
+    indices = _indices(document) if index is None else [index]
     bodies = [
         {**body, "index": one, **({} if name is None else {"model": name})}
         for one in indices
@@ -126,6 +123,15 @@ def verify(
     claimed = [r["matches"] for b, r in zip(bodies, reports, strict=True) if "model" not in b]
     if not all(claimed):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _indices(document: dict[str, Any]) -> list[int]:
+    """Return the choices of an answer; a response's or a message's is the only one."""
+    choices = document.get("choices")
+    found = (
+        [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+    )
+    return [each.get("index", 0) for each in found] or [0]
 
 
 def _report(status: int, text: str) -> dict[str, Any]:
