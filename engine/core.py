@@ -28,6 +28,7 @@ from outrider.engine.queue.room import check_room
 from outrider.engine.queue.scheduler import PassPlan, Scheduler
 from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.engine.sequences.judged_text import judge_of
+from outrider.engine.sequences.pinned_prompts import PinnedPrompts
 from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 from outrider.engine.step.deferred_host_work import DeferredHostWork
 from outrider.engine.step.drafting import Drafting
@@ -105,6 +106,7 @@ class Engine:
             restores_from(store, self._runners, drafter, self.scheduler.times.row_s),
             is_alone=lambda: not self._has_runnable,
         )
+        self.pins = PinnedPrompts(self._runners, self._preparation.pin_store, clock=clock)
         self._sequences: dict[str, Sequence] = {}
         self._events: list[EngineEvent] = []
         self._speculation = SpeculationCounts()
@@ -115,6 +117,7 @@ class Engine:
             scheduler=self.scheduler,
             preparation=self._preparation,
             gate=self._gate,
+            pins=self.pins,
             counts=self._steps,
         )
         self._passes = TimedPasses(
@@ -159,6 +162,7 @@ class Engine:
         if request.cascade is not None:
             check_cascade(request, self._runners.get("small"), self._drafter)
         self._preparation.check(request)
+        self.pins.check(request)
         resumed, prompt = request.resumed_token_ids, request.prompt_token_ids
         if resumed is None:
             waiting = (*self.scheduler.waiting, *self._preparation.sequences())
@@ -270,6 +274,7 @@ class Engine:
             runner.check()
         if while_busy is not None:
             self._host_work.defer(while_busy)
+        self.pins.expire()
         self._admit_prepared()
         self._preparation.store_blocks(is_idle=not self._sequences and not self._events)
         with self._steps.timed():

@@ -32,6 +32,26 @@ class PromptTooLongError(EngineError):
         self.max_context = max_context
 
 
+class PinTooLargeError(EngineError):
+    """A prompt that is to be kept does not fit beside those that are kept already."""
+
+    code = "pin_too_large"
+    param = "messages"
+
+    def __init__(self, *, tier: str, num_tokens: int, most_tokens: int, num_left: int) -> None:
+        cure = (
+            "Shorten it, or delete another named prompt."
+            if num_tokens <= most_tokens
+            else "Shorten it, or give the cache more room (engine.kv_cache_gib) or requests less "
+            "(engine.max_context)."
+        )
+        super().__init__(
+            f"The {tier} model's cache keeps at most {most_tokens} tokens of named prompts: a "
+            f"quarter of it, and never what its longest request needs. {num_left} of them are "
+            f"left, and this prompt has {num_tokens}. {cure}"
+        )
+
+
 class QueueFullError(EngineError):
     """Too many requests wait already."""
 

@@ -27,6 +27,8 @@ class PrefillDone:
     num_prompt_tokens: int
     num_cached_tokens: int
     queue_s: float
+    num_restored_tokens: int = 0
+    """Those of the cached tokens that were read from a disk."""
     hidden_state: tuple[float, ...] | None = None
     """The last prompt token's, after the final norm, [hidden_size] floats; given when the request
     asked for it."""
@@ -288,6 +290,19 @@ class EngineStats:
     """Two answers in a row failed so."""
     store: StoreStats = StoreStats()
     peers: PeerStats = PeerStats()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinInfo:
+    """A prompt that an engine keeps."""
+
+    name: str
+    tenant: str
+    tier: Tier
+    num_tokens: int
+    """Those that later requests find: whole blocks."""
+    left_s: float
+    """Until it is kept no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,6 +157,20 @@ class BlockSource:
             raise ValueError(f"wait_s={self.wait_s} must be finite, and 0 or positive")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A wish to keep a prompt's keys and values, under a name of its tenant."""
+
+    name: str
+    ttl_s: float
+    """How long, from when they are computed."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a time that is none."""
+        if not 0.0 < self.ttl_s < math.inf:
+            raise ValueError(f"ttl_s={self.ttl_s} must be positive and finite")
+
+
 @record(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """One sequence to generate. The n choices of an API request are n engine requests.
@@ -214,6 +228,9 @@ class EngineRequest:
 
     verification: Verification | None = None
     """The prompt's end is judged; `sampling` asks for no token then."""
+
+    pin: Pin | None = None
+    """Once the prompt is computed, its full blocks are kept. Refused where they do not fit."""
 
     def adapter(self, tier: Tier) -> AdapterRef | None:
         """Return the adapter of a tier's answer; None for the model as it is."""

@@ -4,6 +4,7 @@
     FOLDER/v1-FINGERPRINT/b-32-CODES.kv   blocks of a text from number 32 on, a code for each
     FOLDER/v1-FINGERPRINT/w-32-CODES.kv   the same with the keys of windowed layers
     FOLDER/v1-FINGERPRINT/s-63-CODE.kv    the state of recurrent layers behind block 63
+    FOLDER/v1-FINGERPRINT/p-CODE.pin      a named prompt, whose extents stay (pin_files.py)
 
 A file is written under another name first, so one that is there is whole. Its time of change is
 that of its last use. Files and folders with other names are left alone. Whoever has another model
@@ -11,6 +12,7 @@ or version has another folder, and sees this one's files only as bytes that coun
 """
 
 import contextlib
+import math
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +31,7 @@ from outrider.engine.cache.extent_space import (
     stored_extents,
 )
 from outrider.engine.cache.extents import Extent, ExtentError
+from outrider.engine.cache.pin_files import pinned_codes
 from outrider.engine.cache.sealing import Seal
 from outrider.engine.errors import EngineError
 
@@ -116,9 +119,12 @@ class ExtentFolder:
             space = self._spaces.get(folder.name)
             about = read_about(folder) if space is None else space.about
             remove_parts(folder, now_s)
+            pinned = pinned_codes(folder, now_s)
             found = stored_extents(folder, pauses=True)
             for each in found if space is None else space.scan(pauses=True):
-                if now_s - each.used_s > self._ttl_s:
+                if not pinned.isdisjoint(key[1:] for key in each.keys):
+                    files.append((math.inf, space or folder, each))
+                elif now_s - each.used_s > self._ttl_s:
                     _remove(space or folder, each)
                     num_removed += 1
                 else:
@@ -126,8 +132,8 @@ class ExtentFolder:
         total = sum(each.num_bytes for _, _, each in files)
         if total + num_bytes > self._budget_bytes:
             room = int(self._budget_bytes * _FILLED) - num_bytes
-            for _, place, each in sorted(files, key=lambda file: file[0]):
-                if total <= room:
+            for value, place, each in sorted(files, key=lambda file: file[0]):
+                if total <= room or value == math.inf:
                     break
                 _remove(place, each)
                 total -= each.num_bytes

@@ -181,6 +181,26 @@ class ExtentSpace:
             (self.folder / stored.file_name).unlink()
         self._forget(stored)
 
+    def code(self, block_hash: BlockHash) -> str:
+        """Return what stands for a hash in names of files."""
+        return self._seal.code(block_hash)
+
+    def write_note(self, file_name: str, clear: bytes, secret: bytes) -> None:
+        """Write a file beside the extents: a line for everyone, then what is sealed with it.
+
+        Raises OSError.
+        """
+        sealed = self._seal.seal(secret, self._note_context(file_name, clear))
+        self._replace(file_name, clear + b"\n" + sealed)
+
+    def read_note(self, file_name: str) -> tuple[bytes, bytes]:
+        """Return both parts. Raises OSError, and ExtentError for what was not written so."""
+        clear, _, sealed = (self.folder / file_name).read_bytes().partition(b"\n")
+        return clear, self._seal.open(sealed, self._note_context(file_name, clear))
+
+    def _note_context(self, file_name: str, clear: bytes) -> str:
+        return f"{_context(self.folder, file_name)}:{clear.hex()}"
+
     def _forget(self, stored: StoredExtent) -> None:
         self._gone.add(stored.file_name)
         self._files.pop(stored.file_name, None)

@@ -104,6 +104,10 @@ class ExtentStore:
         """Have the folder cleaned up."""
         self._work.put(self.folder.collect)
 
+    def run(self, work: Callable[[], object]) -> None:
+        """Have something done behind what is written already."""
+        self._work.put(work)
+
     def note_row_s(self, space: ExtentSpace, row_s: float) -> None:
         """Have what computing a token takes written beside a space's extents."""
         space.about = replace(space.about, row_s=row_s)

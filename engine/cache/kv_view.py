@@ -51,6 +51,21 @@ class KVView:
         self._root = root
         self._hashes: list[BlockHash] = []  # of the leading full blocks that were published or hit
 
+    def twin(self) -> "KVView":
+        """Return an empty view of the same texts."""
+        return KVView(
+            self.pool,
+            root=self._root,
+            prefix_caching=self._prefix_caching,
+            adapter=self.adapter,
+            recurrent=None if self.line is None else self.line.pool,
+        )
+
+    @property
+    def has_prefix_caching(self) -> bool:
+        """True if it takes blocks of earlier texts, and leaves its own for later ones."""
+        return self._prefix_caching
+
     @property
     def root(self) -> BlockHash:
         """The hash at which the chain of its blocks starts."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 _SLACK_TOKENS = 64
 # Blocks that a running answer holds beside its window's: begun ones at both ends, and its tree's.
 _SPARE_BLOCKS = 6
+_STEP_TOKENS = 4096  # of a pass
 _MOST_BLOCKS = 2**31 - 1  # block ids are int32 on the device
 
 
@@ -96,6 +97,15 @@ class WindowBlocks:
     def num_available(self) -> int:
         """Window blocks that could be lent now."""
         return len(self._free) + len(self._unheld)
+
+    def spare(self, *, max_context: int) -> int:
+        """Return how many window blocks a lone answer of that length can do without."""
+        most = min(max_context, _STEP_TOKENS)
+        needed = window_block_demand(
+            self._reach + 1, block_size=self._block_size, max_sequences=1, max_step_tokens=most
+        )
+        whole = 2 + -(-max_context // self._block_size)  # it never holds more than all of it
+        return max(self.num_blocks - min(needed, whole), 0)
 
     def first_seen(self, num_tokens: int) -> int:
         """The index, in a view's table, of the first block that rows behind `num_tokens` see."""

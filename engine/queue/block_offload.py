@@ -15,10 +15,13 @@ from outrider.engine.cache.block_pool import BlockHash, is_private, prefix_hashe
 from outrider.engine.cache.extent_space import About, ExtentSpace, StoredExtent
 from outrider.engine.cache.extent_store import ExtentStore
 from outrider.engine.cache.kv_view import KVView
+from outrider.engine.cache.pin_files import read_pins, remove_pin, write_pin
 from outrider.engine.cache.recurrent_lines import BOUNDARY
 from outrider.engine.events import StoreStats
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import Drafter
+from outrider.engine.request import EngineRequest
+from outrider.engine.sequences.pinned_prompts import KeptPrompt
 from outrider.verifier.params import Tier
 
 RowSeconds = Callable[[str], float | None]
@@ -176,6 +179,28 @@ class BlockOffload:
             self.store.write(run.cache.space, extent)
         ended_s = time.perf_counter()
         self._next_s = ended_s + (ended_s - begun_s) / _BUSY_SHARE
+
+    # ---- named prompts ----------------------------------------------------------------------
+
+    def keep(self, kept: KeptPrompt) -> None:
+        """Have a named prompt known after a restart; its blocks are written as all others are."""
+        cache, view, request = self.caches[kept.request.tier], kept.view, kept.request
+        if is_private(view.root):
+            return
+        hashes = prefix_hashes(view.root, request.prompt_token_ids, view.pool.block_size)
+        until_s = time.time() + kept.pin.ttl_s
+        self.store.run(partial(write_pin, cache.space, request, list(hashes), until_s))
+
+    def let_go(self, kept: KeptPrompt) -> None:
+        """Have a named prompt forgotten; its blocks stay as all others do."""
+        space = self.caches[kept.request.tier].space
+        self.store.run(partial(remove_pin, space, kept.request))
+
+    def requests(self) -> list[EngineRequest]:
+        """Return what has the prompts kept again that were kept before a restart."""
+        spaces = [cache.space for name, cache in self.caches.items() if name != "head"]
+        found = [request for space in spaces for request in read_pins(space, time.time())]
+        return list({request.request_id: request for request in found}.values())
 
     # ---- in ---------------------------------------------------------------------------------
 

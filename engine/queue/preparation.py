@@ -10,6 +10,7 @@ from outrider.engine.queue.block_exchange import BlockExchange
 from outrider.engine.queue.grammar_queue import GrammarQueue
 from outrider.engine.queue.restore_queue import RestoreQueue
 from outrider.engine.request import EngineRequest
+from outrider.engine.sequences.pinned_prompts import PinStore
 from outrider.engine.sequences.sequence import Sequence
 from outrider.verifier.params import Tier
 
@@ -51,6 +52,11 @@ class Preparation:
     def _rooms(self) -> tuple[GrammarQueue | AdapterQueue | BlockExchange | RestoreQueue, ...]:
         rooms = (self.adapters, self.grammars, self.exchange)
         return rooms if self.restores is None else (*rooms, self.restores)
+
+    @property
+    def pin_store(self) -> PinStore | None:
+        """What keeps named prompts beyond a restart; None where no blocks are stored."""
+        return None if self.restores is None else self.restores.offload
 
     @property
     def is_busy(self) -> bool:

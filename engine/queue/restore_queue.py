@@ -202,7 +202,8 @@ class RestoreQueue:
         for text in restoring.texts:
             if text.restorable.cache.name == sequence.tier:
                 num_now = sequence.view.count_cached_tokens(sequence.cacheable_token_ids)
-                num_tokens = num_now - text.restorable.num_held
+                num_tokens = max(num_now - text.restorable.num_held, 0)
+                sequence.num_restored_tokens += num_tokens
                 saved_s = self._saved_s(text.restorable) * num_tokens / text.restorable.num_tokens
                 self.offload.note_restored(num_tokens, max(saved_s - waited_s, 0.0))
 

@@ -1,10 +1,17 @@
 """Ends sequences: finished, held, or failed."""
 
-from outrider.engine.errors import InvalidGrammarError, NotFiniteError, as_utf8
+from outrider.engine.errors import (
+    EngineError,
+    InvalidGrammarError,
+    NotFiniteError,
+    PinTooLargeError,
+    as_utf8,
+)
 from outrider.engine.events import AnswerHeld, EngineEvent, Failed, Finished, FinishReason
 from outrider.engine.queue.admission import ObjectiveGate
 from outrider.engine.queue.preparation import Preparation
 from outrider.engine.queue.scheduler import Scheduler
+from outrider.engine.sequences.pinned_prompts import PinnedPrompts
 from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 from outrider.engine.step.snapshot import StepCounts
 from outrider.engine.trees.verify_items import cut_at_end
@@ -21,6 +28,7 @@ class Endings:
         scheduler: Scheduler,
         preparation: Preparation,
         gate: ObjectiveGate,
+        pins: PinnedPrompts,
         counts: StepCounts,
     ) -> None:
         """`sequences` and `events` are the engine's own: they are changed here."""
@@ -29,6 +37,7 @@ class Endings:
         self._scheduler = scheduler
         self._preparation = preparation
         self._gate = gate
+        self._pins = pins
         self._counts = counts
 
     def end_if_resumed_whole(self, sequence: Sequence) -> None:
@@ -40,7 +49,16 @@ class Endings:
                 self.end(sequence, reason)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Finish an answer that has ended by itself, or hold it where it may be escalated."""
+        """Finish an answer that has ended by itself, or hold it where it may be escalated.
+
+        Its prompt is kept, where that is wanted, while the sequence holds it still.
+        """
+        try:
+            self._pins.keep(sequence)
+        except PinTooLargeError as error:
+            sequence.failure = error
+            self.fail(sequence)
+            return
         if not sequence.is_watched:
             self.finish(sequence, reason)
             return
@@ -52,7 +70,7 @@ class Endings:
         """End a sequence whose own part of the step could not be done."""
         sequence.finish_reason = "abort"
         self._take_out(sequence)
-        if isinstance(sequence.failure, InvalidGrammarError | NotFiniteError):
+        if isinstance(sequence.failure, InvalidGrammarError | EngineError):
             if isinstance(sequence.failure, NotFiniteError):
                 self._counts.note_not_finite(sequence.tier)
             self.forget(sequence, code=sequence.failure.code, message=str(sequence.failure))

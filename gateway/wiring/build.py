@@ -274,4 +274,5 @@ def build_engine(
         weakref.finalize(engine, store.close)
     load_adapters(settings, engine)
     publish_blocks(settings, engine)
+    engine.pins.restore(engine.submit)
     return engine
