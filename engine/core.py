@@ -406,6 +406,7 @@ class Engine:
             self._speculation,
             self._steps,
             StretchCounts() if self._drafter is None else self._drafter.stretch,
+            self.pins,
         )
 
     def info(self) -> EngineInfo:

@@ -261,6 +261,19 @@ class PeerStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PinInfo:
+    """A prompt that an engine keeps."""
+
+    name: str
+    tenant: str
+    tier: Tier
+    num_tokens: int
+    """Those that later requests find: whole blocks."""
+    left_s: float
+    """Until it is kept no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """A snapshot. Prefix-cache counters count tokens."""
 
@@ -290,19 +303,8 @@ class EngineStats:
     """Two answers in a row failed so."""
     store: StoreStats = StoreStats()
     peers: PeerStats = PeerStats()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinInfo:
-    """A prompt that an engine keeps."""
-
-    name: str
-    tenant: str
-    tier: Tier
-    num_tokens: int
-    """Those that later requests find: whole blocks."""
-    left_s: float
-    """Until it is kept no more."""
+    pins: list[PinInfo] = field(default_factory=list)
+    """The prompts that are kept by name; those of several engines one behind the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

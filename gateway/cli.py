@@ -48,7 +48,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     ),
     "cache": _Entry(
         "outrider.gateway.tools.commands.cache_command",
-        "Look into the folder of keys and values (engine.kv_folder), clean it up, check it.",
+        "Keep prompts by name; look into the folder of keys and values (engine.kv_folder).",
     ),
     "config": _Entry(
         "outrider.gateway.tools.commands.config_command",

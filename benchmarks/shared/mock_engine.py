@@ -137,6 +137,12 @@ class MockEngine:
         """It has no model."""
         raise InvalidAdapterError(f"{ref.name}: there is no model")
 
+    async def pin(self, request: EngineRequest) -> None:
+        """It keeps nothing."""
+
+    async def unpin(self, tenant: str, name: str) -> None:
+        """It keeps nothing."""
+
     async def stats(self) -> EngineStats:
         """It counts nothing."""
         return EngineStats()

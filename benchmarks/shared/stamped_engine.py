@@ -18,6 +18,7 @@ from outrider.engine.events import (
     TokensEmitted,
 )
 from outrider.engine.request import AdapterRef, EngineRequest
+from outrider.engine.sequences.pinned_prompts import PinnedPrompts
 from outrider.gateway.engines.backends.step_loop import LoadingCallback
 from outrider.verifier.params import Tier
 
@@ -53,6 +54,7 @@ class StampedEngine:
         self._left: dict[str, int] = {}
         self._requests: dict[str, EngineRequest] = {}
         self.blocks = BlockFeed()
+        self.pins = PinnedPrompts({})
 
     @property
     def has_work(self) -> bool:

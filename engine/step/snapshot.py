@@ -11,6 +11,7 @@ from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import StretchCounts
 from outrider.engine.queue.preparation import Preparation
 from outrider.engine.queue.scheduler import Scheduler
+from outrider.engine.sequences.pinned_prompts import PinnedPrompts
 from outrider.engine.trees.speculation_counts import SpeculationCounts
 from outrider.verifier.params import Tier
 
@@ -61,6 +62,7 @@ def snapshot(
     speculation: SpeculationCounts,
     steps: StepCounts,
     stretch: StretchCounts,
+    pins: PinnedPrompts,
 ) -> EngineStats:
     """Take the gauges and counters of an engine of these parts."""
     return EngineStats(
@@ -84,6 +86,7 @@ def snapshot(
         is_unfit=steps.num_broken_in_a_row > 1,
         store=preparation.store_stats(),
         peers=preparation.exchange.stats(),
+        pins=pins.infos(),
     )
 
 

@@ -7,6 +7,7 @@ from outrider.gateway.answering.candidates.chains import ChainBook
 from outrider.gateway.answering.candidates.pass_through import PassThrough
 from outrider.gateway.answering.candidates.planner import Planner
 from outrider.gateway.answering.jobs.jobs import JobBuilder
+from outrider.gateway.answering.jobs.named_prompts import NamedPrompts
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
 from outrider.gateway.engines.adapters.admin import AdapterApi
 from outrider.gateway.engines.adapters.registry import AdapterChange, AdapterRegistry
@@ -16,6 +17,7 @@ from outrider.gateway.engines.fleet.admin import GroupChange, ReplicaApi
 from outrider.gateway.engines.fleet.fleet_metrics import FleetMetrics
 from outrider.gateway.experiments.admin import ExperimentApi
 from outrider.gateway.experiments.feedback import FeedbackApi
+from outrider.gateway.http.apis.named_prompts import PromptApi
 from outrider.gateway.http.apis.ollama.endpoints import OllamaEndpoints
 from outrider.gateway.http.apis.responses.endpoints import StoredEndpoints
 from outrider.gateway.http.dashboard.api import DashboardApi, DashboardSources
@@ -64,6 +66,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     loop_lag = LoopLag(parts.metrics.registry)
     dashboard = _build_dashboard(parts, recent, status, loop_lag)
     keys = parts.tenancy.keys
+    prompts = NamedPrompts(jobs=jobs)
     routes = Routes(
         answers=build_answers(parts, intake, planner, jobs, chains, catalog),
         ollama=_build_ollama(parts, status, catalog, intake),
@@ -79,10 +82,17 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         ),
         adapters=_build_adapter_api(parts, adapters, intake),
         replicas=_build_replica_api(parts, status, intake),
+        prompts=PromptApi(
+            keys.authenticator,
+            keys.registry,
+            prompts,
+            intake.read_small_body,
+            siblings=parts.siblings,
+        ),
         experiments=_build_experiment_api(parts, planner, intake),
         feedback=FeedbackApi(parts.experiments.feedback),
         intake=intake,
-        lifespan=_build_lifespan(parts, jobs, adapters, dashboard, loop_lag, status),
+        lifespan=_build_lifespan(parts, jobs, adapters, dashboard, loop_lag, status, prompts),
         authenticate=keys.authenticator.authenticate,
         foreign_pages=ForeignPages.of(parts.http),
         has_open_metrics=keys.has_open_metrics,
@@ -175,6 +185,7 @@ def _serve_siblings(
         "dashboard": routes.dashboard.figures_here,
         "flush_ledger": routes.usage.flush,
         "read_keys": routes.admin.look_again,
+        "forget_prompt": routes.prompts.forget,
         "read_experiments": routes.experiments.read_again,
         "find_request": parts.experiments.feedback.find_here,
     }
@@ -229,6 +240,7 @@ def _build_lifespan(
     dashboard: DashboardApi,
     loop_lag: LoopLag,
     status: StatusEndpoints,
+    prompts: NamedPrompts,
 ) -> Lifespan:
     settings = parts.adapters
     watcher = None
@@ -250,4 +262,5 @@ def _build_lifespan(
         responses=parts.responses,
         checks_pair=parts.routing.pair is not None,
         adapter_watcher=watcher,
+        prompts=prompts,
     )

@@ -14,6 +14,7 @@ from outrider.engine.events import (
     Failed,
     Finished,
     FinishReason,
+    PinInfo,
     PrefillDone,
     RequestStats,
     StoreStats,
@@ -110,6 +111,7 @@ class ScriptedClient:
     settled: list[str] = field(default_factory=list)
     running: dict[str, _Playing] = field(default_factory=dict)
     was_closed: bool = False
+    pinned: list[EngineRequest] = field(default_factory=list)
     prepared: list[AdapterRef] = field(default_factory=list)
     broken_adapters: set[str] = field(default_factory=set)
 
@@ -186,6 +188,29 @@ class ScriptedClient:
         if ref.name in self.broken_adapters:
             raise InvalidAdapterError(f"{ref.folder}: it is broken")
         return AdapterInfo(digest=ref.version, num_bytes=1, max_rank=8, num_modules=2)
+
+    async def pin(self, request: EngineRequest) -> None:
+        if (refusal := self.script(request).refusal) is not None:
+            raise refusal
+        assert request.pin is not None
+        await self.unpin(request.tenant, request.pin.name, request.tier)
+        pin = PinInfo(
+            name=request.pin.name,
+            tenant=request.tenant,
+            tier=request.tier,
+            num_tokens=len(request.prompt_token_ids) // 16 * 16,
+            left_s=request.pin.ttl_s,
+        )
+        self.pinned.append(request)
+        self.current = replace(self.current, pins=[*self.current.pins, pin])
+
+    async def unpin(self, tenant: str, name: str, tier: Tier | None = None) -> None:
+        left = [
+            each
+            for each in self.current.pins
+            if (each.tenant, each.name) != (tenant, name) or tier not in (None, each.tier)
+        ]
+        self.current = replace(self.current, pins=left)
 
     async def stats(self) -> EngineStats:
         return self.current

@@ -36,6 +36,7 @@ from outrider.engine.events import (
     TokensEmitted,
 )
 from outrider.engine.request import EngineRequest
+from outrider.engine.sequences.pinned_prompts import PinnedPrompts
 from outrider.gateway.engines.backends.seen_work import SeenWork
 from outrider.gateway.engines.backends.step_loop import LoadingCallback
 from outrider.verifier.params import SamplingParams, Tier
@@ -94,6 +95,7 @@ class ScriptedEngine:
         self.num_idle_steps = 0
         self.num_output_tokens = 0
         self.blocks = BlockFeed()
+        self.pins = PinnedPrompts({})
 
     def export_blocks(self, wanted: BlocksWanted) -> list[Extent] | None:
         return None  # it has none, and never will

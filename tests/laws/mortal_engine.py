@@ -25,6 +25,7 @@ from outrider.engine.events import (
     TokensEmitted,
 )
 from outrider.engine.request import EngineRequest
+from outrider.engine.sequences.pinned_prompts import PinnedPrompts
 from outrider.gateway.engines.backends.step_loop import LoadingCallback, StepEngine
 from outrider.gateway.wiring.build import build_engine_from_json
 from outrider.verifier.params import Tier
@@ -55,6 +56,10 @@ class MortalEngine:
     def export_blocks(self, wanted: BlocksWanted) -> list[Extent] | None:
         self._come("exporting")
         return self._inner.export_blocks(wanted)
+
+    @property
+    def pins(self) -> PinnedPrompts:
+        return self._inner.pins
 
     @property
     def overlaps(self) -> bool:

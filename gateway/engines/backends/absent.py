@@ -5,7 +5,13 @@ from collections.abc import AsyncIterator
 from outrider.engine.errors import InvalidAdapterError, TierUnavailableError
 from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
 from outrider.engine.request import AdapterRef, EngineRequest
-from outrider.gateway.engines.backends.client import LOADING_REASON, OnEnd, PausedRequests, tell_end
+from outrider.gateway.engines.backends.client import (
+    LOADING_REASON,
+    OnEnd,
+    PausedRequests,
+    tell_end,
+    until_read,
+)
 from outrider.verifier.params import Tier
 
 
@@ -73,6 +79,13 @@ class AbsentEngine:
     async def prepare_adapter(self, ref: AdapterRef) -> AdapterInfo:
         """Raises InvalidAdapterError: there is no model to change."""
         raise InvalidAdapterError(f"{ref.name}: no model runs on this machine")
+
+    async def pin(self, request: EngineRequest) -> None:
+        """Raises TierUnavailableError."""
+        await until_read(self.submit(request))
+
+    async def unpin(self, tenant: str, name: str) -> None:
+        """Do nothing: every name is unknown."""
 
     async def stats(self) -> EngineStats:
         """Return zeros."""

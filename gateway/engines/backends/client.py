@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.engine.errors import EngineDiedError, InvalidRequestError
 from outrider.engine.events import (
     AdapterInfo,
     EngineEvent,
@@ -106,5 +107,26 @@ class EngineClient(Protocol):
         Raises InvalidAdapterError, and EngineDiedError where no engine serves.
         """
 
+    async def pin(self, request: EngineRequest) -> None:
+        """Have the prompt of a request with a `pin` computed and kept, by each engine of its tier.
+
+        Raises the EngineError of the first engine that does not.
+        """
+
+    async def unpin(self, tenant: str, name: str) -> None:
+        """Have a tenant's prompt of this name kept no longer. Unknown names are ignored."""
+
     async def stats(self) -> EngineStats:
         """A snapshot of gauges and counters."""
+
+
+async def until_read(events: AsyncIterator[EngineEvent]) -> None:
+    """Return once a request has ended whose prompt is all that matters.
+
+    Raises EngineError where it was not computed.
+    """
+    async for event in events:
+        if isinstance(event, Failed):
+            if event.code == EngineDiedError.code:
+                raise EngineDiedError(event.message)
+            raise InvalidRequestError(event.message)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from outrider.engine.errors import EngineDiedError
 from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
 from outrider.engine.request import AdapterRef, EngineRequest
-from outrider.gateway.engines.backends.client import OnEnd, PausedRequests
+from outrider.gateway.engines.backends.client import OnEnd, PausedRequests, until_read
 from outrider.gateway.engines.backends.streams import NOT_READY_MESSAGE, EventStreams
 from outrider.gateway.engines.backends.wire import (
     AdapterReply,
@@ -18,6 +18,7 @@ from outrider.gateway.engines.backends.wire import (
     Refused,
     Reply,
     StatsReply,
+    Unpin,
 )
 from outrider.verifier.params import Tier
 
@@ -75,6 +76,14 @@ class CommandClient(ABC):
     async def prepare_adapter(self, ref: AdapterRef) -> AdapterInfo:
         """Have an adapter read and checked. Raises InvalidAdapterError, EngineDiedError."""
         return await self._streams.call_adapter(ref)
+
+    async def pin(self, request: EngineRequest) -> None:
+        """Have a prompt computed and kept. Raises EngineError where it is not."""
+        await until_read(self.submit(request))
+
+    async def unpin(self, tenant: str, name: str) -> None:
+        """Have a tenant's prompt of this name kept no longer. Unknown names are ignored."""
+        self._send(Unpin(tenant, name))
 
     async def stats(self) -> EngineStats:
         """Return a snapshot, taken between two steps. Raises EngineDiedError when nothing runs."""

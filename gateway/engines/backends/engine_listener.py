@@ -54,6 +54,7 @@ from outrider.gateway.engines.backends.wire import (
     Stop,
     Submit,
     SwitchTier,
+    Unpin,
     Welcome,
     decode_command,
     encode,
@@ -247,6 +248,8 @@ class EngineListener:
                 engine_id = gateway.engine_ids.get(command.request_id)
                 if engine_id is not None:
                     return [msgspec.structs.replace(command, request_id=engine_id)]
+            case Unpin():
+                return [command]
             case GetStats() | PrepareAdapter() | PullBlocks() if (
                 gateway.num_calls < self._bounds.max_calls
             ):

@@ -12,6 +12,7 @@ from outrider.engine.cache.peers import BlocksWanted
 from outrider.engine.errors import EngineError, InvalidAdapterError
 from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
 from outrider.engine.request import AdapterRef, EngineRequest
+from outrider.engine.sequences.pinned_prompts import PinnedPrompts
 from outrider.gateway.engines.backends.block_server import BlockServer
 from outrider.gateway.engines.backends.wire import (
     Abort,
@@ -32,6 +33,7 @@ from outrider.gateway.engines.backends.wire import (
     Stop,
     Submit,
     SwitchTier,
+    Unpin,
     join_hashes,
     pack_error,
 )
@@ -69,6 +71,10 @@ class StepEngine(Protocol):
 
     def keep_on_tier(self, request_id: str) -> None:
         """Hold the answer no longer at its end; one that is held ends. Unknown ids are ignored."""
+
+    @property
+    def pins(self) -> PinnedPrompts:
+        """The prompts that are kept by name."""
 
     def prepare_adapter(
         self, ref: AdapterRef, on_prepared: Callable[[AdapterInfo | InvalidAdapterError], None]
@@ -213,13 +219,7 @@ def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:
     """Carry out one command other than `Stop`."""
     match command:
         case Submit(request):
-            try:
-                engine.submit(request)
-            except EngineError as error:
-                channel.send(Refused(request.request_id, pack_error(error)))
-            except Exception as error:  # one request's own values must not end the others
-                logger.exception("request could not be queued request_id=%s", request.request_id)
-                channel.send(Refused(request.request_id, pack_error(error)))
+            _submit(request, engine, channel)
         case Abort(request_id):
             engine.abort(request_id)
         case SwitchTier(request_id, tier, keeps_answer):
@@ -232,10 +232,22 @@ def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:
                 engine.keep_on_tier(request_id)
         case KeepOnTier(request_id):
             engine.keep_on_tier(request_id)
+        case Unpin(tenant, name):
+            engine.pins.release(tenant, name)
         case GetStats(call_id):
             channel.send(StatsReply(call_id, engine.stats()))
         case PrepareAdapter(call_id, ref):
             engine.prepare_adapter(ref, partial(_reply_adapter, channel, call_id))
+
+
+def _submit(request: EngineRequest, engine: StepEngine, channel: Channel) -> None:
+    try:
+        engine.submit(request)
+    except EngineError as error:
+        channel.send(Refused(request.request_id, pack_error(error)))
+    except Exception as error:  # one request's own values must not end the others
+        logger.exception("request could not be queued request_id=%s", request.request_id)
+        channel.send(Refused(request.request_id, pack_error(error)))
 
 
 def _reply_adapter(

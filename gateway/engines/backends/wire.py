@@ -86,6 +86,13 @@ class Abort(_Message, frozen=True, tag="abort"):
     request_id: str
 
 
+class Unpin(_Message, frozen=True, tag="unpin"):
+    """Have a tenant's prompt of this name kept no longer. Unknown names are ignored."""
+
+    tenant: str
+    name: str
+
+
 class GetStats(_Message, frozen=True, tag="get_stats"):
     """Ask for a snapshot; the reply carries the same `call_id`."""
 
@@ -132,6 +139,7 @@ Command = (
     | SwitchTier
     | KeepOnTier
     | Abort
+    | Unpin
     | GetStats
     | PrepareAdapter
     | GetBlocks

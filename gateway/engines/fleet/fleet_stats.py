@@ -84,6 +84,7 @@ def _without_gauges(stats: EngineStats) -> EngineStats:
         stats,
         tiers=tiers,
         store=replace(stats.store, num_extents=0, num_bytes=0),
+        pins=[],
         peers=replace(stats.peers, bytes_per_s=0.0),
     )
 

@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from outrider.engine.errors import (
     EngineDiedError,
@@ -28,6 +28,8 @@ from outrider.gateway.engines.fleet.replica import EngineReplica, needed_tiers
 from outrider.gateway.engines.fleet.replica_placement import LeastWork, Placement
 from outrider.gateway.engines.fleet.roster import ReplicaState, Roster
 from outrider.verifier.params import Tier
+
+Outcome = TypeVar("Outcome")
 
 _WATCH_S: Final = 1.0  # between two snapshots of a replica
 
@@ -248,24 +250,54 @@ class EnginePool:
         if (flight := self._flights.get(request_id)) is not None:
             await flight.abort()
 
+    async def pin(self, request: EngineRequest) -> None:
+        """Have every replica of the request's tier compute and keep its prompt.
+
+        Raises EngineError where one of them cannot, EngineDiedError where there is none.
+        """
+        self._require_all(
+            await asyncio.gather(
+                *(replica.client.pin(request) for replica in self._up(request.tier)),
+                return_exceptions=True,
+            )
+        )
+
+    async def unpin(self, tenant: str, name: str) -> None:
+        """Have all replicas keep a tenant's prompt of this name no longer."""
+        up = [replica for replica in self._roster.replicas.values() if replica.is_up]
+        await asyncio.gather(*(replica.client.unpin(tenant, name) for replica in up))
+
+    def num_up(self, tier: Tier) -> int:
+        """Count the replicas that are up and have a tier."""
+        return len(self._up(tier))
+
+    def _up(self, tier: Tier) -> list[EngineReplica]:
+        """Return the replicas that are up and have a tier."""
+        return [
+            replica
+            for replica in self._roster.replicas.values()
+            if replica.is_up and replica.info is not None and tier in replica.info.tiers
+        ]
+
+    def _require_all(self, outcomes: Sequence[Outcome | BaseException]) -> list[Outcome]:
+        """Return what replicas did. Raises where one could not, or none is left.
+
+        One that died meanwhile does it with its first request.
+        """
+        done = [each for each in outcomes if not isinstance(each, BaseException)]
+        errors = [each for each in outcomes if isinstance(each, BaseException)]
+        fatal = [error for error in errors if not isinstance(error, EngineDiedError)]
+        if fatal or not done:
+            raise next(iter(fatal or errors), EngineDiedError(self.not_ready_reason))
+        return done
+
     async def prepare_adapter(self, ref: AdapterRef) -> AdapterInfo:
         """Have every replica of the adapter's tier read it.
 
         Raises InvalidAdapterError where one of them cannot, EngineDiedError where there is none.
         """
-        able = [
-            replica.client.prepare_adapter(ref)
-            for replica in self._roster.replicas.values()
-            if replica.is_up and replica.info is not None and ref.tier in replica.info.tiers
-        ]
-        outcomes = await asyncio.gather(*able, return_exceptions=True)
-        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        # One that died meanwhile reads the adapter with its first request.
-        infos = [outcome for outcome in outcomes if isinstance(outcome, AdapterInfo)]
-        fatal = [error for error in errors if not isinstance(error, EngineDiedError)]
-        if fatal or not infos:
-            raise next(iter(fatal or errors), EngineDiedError(self.not_ready_reason))
-        return infos[0]
+        able = [replica.client.prepare_adapter(ref) for replica in self._up(ref.tier)]
+        return self._require_all(await asyncio.gather(*able, return_exceptions=True))[0]
 
     async def stats(self) -> EngineStats:
         """Return the sum of all replicas' snapshots. Raises EngineDiedError when none is up.

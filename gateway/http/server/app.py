@@ -49,6 +49,7 @@ from outrider.gateway.http.apis.infill.answers import INFILL_MODELS
 from outrider.gateway.http.apis.infill.openapi import infill_operation
 from outrider.gateway.http.apis.messages.answers import MESSAGES_MODELS
 from outrider.gateway.http.apis.messages.openapi import count_tokens_operation, messages_operation
+from outrider.gateway.http.apis.named_prompts import PromptApi
 from outrider.gateway.http.apis.ollama.answers import OLLAMA_MODELS
 from outrider.gateway.http.apis.ollama.api import problem_body
 from outrider.gateway.http.apis.ollama.embedding import OLLAMA_EMBEDDING_MODELS, OllamaEmbed
@@ -120,7 +121,7 @@ _OLLAMA_GENERATE: Final = "/api/generate"
 _INFILL: Final = "/infill"
 _VERIFY: Final = "/v1/verify"
 _METRICS: Final = "/metrics"
-_ADMIN: Final = (AdminApi, AdapterApi, ReplicaApi, ExperimentApi)
+_ADMIN: Final = (AdminApi, AdapterApi, ReplicaApi, PromptApi, ExperimentApi)
 _OTHER_MODELS: Final = (
     *RESPONSES_MODELS,
     *MESSAGES_MODELS,
@@ -150,6 +151,7 @@ class Routes:
     admin: AdminApi
     adapters: AdapterApi
     replicas: ReplicaApi
+    prompts: PromptApi
     experiments: ExperimentApi
     feedback: FeedbackApi
     intake: RequestIntake
@@ -325,7 +327,7 @@ def _add_ollama_routes(app: FastAPI, routes: Routes) -> None:
 def _add_tenant_routes(app: FastAPI, routes: Routes) -> None:
     """Add the endpoints for tenants about themselves, and for administrators about tenants."""
     app.get("/v1/usage", openapi_extra=USAGE_OPERATION)(_with_principal(routes.usage.usage))
-    for handlers in (routes.admin, routes.adapters, routes.replicas):
+    for handlers in (routes.admin, routes.adapters, routes.replicas, routes.prompts):
         _add_handlers(app, handlers)
 
 

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from outrider.engine.errors import EngineNotStartedError
 from outrider.gateway.answering.caching.entry import CacheStore
 from outrider.gateway.answering.jobs.jobs import JobBuilder
+from outrider.gateway.answering.jobs.named_prompts import NamedPrompts
 from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.engines.adapters.watcher import AdapterWatcher
 from outrider.gateway.engines.backends.client import EngineClient
@@ -46,6 +47,7 @@ class Lifespan:
     checks_pair: bool
     """Once the engine has started, its models are compared with the router's."""
     adapter_watcher: AdapterWatcher | None
+    prompts: NamedPrompts
     cache: CacheStore | None = None
     responses: ResponseStore | None = None
     push: "MetricsPush | None" = None
@@ -58,6 +60,7 @@ class Lifespan:
             asyncio.create_task(self._start_engine()),
             asyncio.create_task(self.loop_lag.run()),
             asyncio.create_task(self.dashboard.run()),
+            asyncio.create_task(self.prompts.tend()),
         ]
         if self.adapter_watcher is not None:
             background.append(asyncio.create_task(self.adapter_watcher.run()))

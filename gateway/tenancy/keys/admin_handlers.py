@@ -21,7 +21,7 @@ from outrider.gateway.contract.schema.structs import json_response
 from outrider.gateway.tenancy.keys.authenticator import Authenticator
 from outrider.gateway.tenancy.keys.keys import Principal
 
-HttpMethod = Literal["GET", "POST", "PATCH", "DELETE"]
+HttpMethod = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
 _FAILURES: Final[Mapping[int, str]] = {
@@ -35,6 +35,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "team": "The team's id or name.",
     "experiment": "The experiment's name.",
     "adapter": "The adapter's name.",
+    "prompt": "The prompt's name.",
 }
 """What stands in braces in a path."""
 
@@ -172,6 +173,10 @@ class AdminHandlers:
         self._authenticator = authenticator
         self._read_body = read_body
 
+    def require(self, principal: Principal) -> None:
+        """Raise AuthenticationError or PermissionDeniedError for who may not."""
+        self._authenticator.require_admin(principal)
+
     @classmethod
     def routes(cls) -> tuple[AdminRoute, ...]:
         """Return the endpoints, in the order of their handlers."""
@@ -183,7 +188,7 @@ class AdminHandlers:
         handler = getattr(self, route.handler)
 
         async def answer(request: Request, principal: Principal) -> Response:
-            self._authenticator.require_admin(principal)
+            self.require(principal)
             if route.body is None:
                 return _answer(await handler(AdminCall(request=request, principal=principal)))
             body = await self._read_body(request)

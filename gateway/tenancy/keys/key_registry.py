@@ -80,6 +80,14 @@ class KeyRegistry:
         """Return the key with this public id."""
         return self._entries.get(key_id)
 
+    def member(self, tenant: str) -> Principal | None:
+        """Return a principal of a tenant: of a team, or the key that is its own; None for none."""
+        entry = self._entries.get(tenant)
+        if entry is not None and entry.principal.tenant == tenant:
+            return entry.principal
+        principals = (entry.principal for entry in self._entries.values())
+        return next((each for each in principals if each.tenant == tenant), None)
+
     def subscribe(self, on_refresh: Callable[[], None]) -> None:
         """Have `on_refresh` called after each read of the keys, also after one that failed."""
         self._on_refresh.append(on_refresh)

@@ -1,4 +1,4 @@
-"""`outrider cache ls | gc | verify`: the folder that keys and values are offloaded to."""
+"""`outrider cache`: the folder that keys and values are offloaded to, and named prompts."""
 
 import json
 import time
@@ -14,16 +14,20 @@ from outrider.gateway.settings.tree import Settings, SettingsError, load_setting
 from outrider.gateway.tools.commands.command_parts import ConfigFile
 from outrider.gateway.tools.commands.database_cli import AsJson
 from outrider.gateway.tools.commands.user_errors import user_errors
+from outrider.gateway.tools.commands.warm_command import WARM_HELP, warm
 
 if TYPE_CHECKING:
     from outrider.engine.cache.extent_folder import ExtentFolder
 
 app = typer.Typer(
     name="cache",
-    help="Look into the folder of keys and values (engine.kv_folder), clean it up, check it.",
+    help="Keep prompts by name; look into the folder of keys and values (engine.kv_folder).",
+    rich_markup_mode="rich",
     no_args_is_help=True,
     add_completion=False,
 )
+
+app.command("warm", help=WARM_HELP)(warm)
 
 Folder = Annotated[
     Path | None, typer.Argument(help="The folder; engine.kv_folder of the settings by default.")
