@@ -25,6 +25,8 @@ MAX_GRAMMAR_BYTES = 64 * 2**10
 MAX_PARTS_BYTES = 512 * 2**10
 """Of an answer's parts, such as many tools."""
 
+MAX_RETENTION_S: Final = 86_400.0
+
 MAX_HYPOTHESES: Final = 8
 """Of how one text was written."""
 MAX_PROMPT_LOGPROBS: Final = 2**16
@@ -229,6 +231,9 @@ class EngineRequest:
     verification: Verification | None = None
     """The prompt's end is judged; `sampling` asks for no token then."""
 
+    retention_s: float = 0.0
+    """The text is expected to return within so long: its blocks are evicted later than others', as
+    far as the tenant's share goes."""
     pin: Pin | None = None
     """Once the prompt is computed, its full blocks are kept. Refused where they do not fit."""
 
@@ -258,6 +263,8 @@ class EngineRequest:
             raise ValueError(f"weight={self.weight} must be positive and finite")
         if self.priority not in (HIGH, NORMAL, LOW):
             raise ValueError(f"priority={self.priority} must be {HIGH}, {NORMAL} or {LOW}")
+        if not 0.0 <= self.retention_s <= MAX_RETENTION_S:
+            raise ValueError(f"retention_s={self.retention_s} must be in [0, {MAX_RETENTION_S}]")
         if self.arrival_s is not None and not math.isfinite(self.arrival_s):
             raise ValueError(f"arrival_s={self.arrival_s} must be None or finite")
 

@@ -1,11 +1,13 @@
 """The blocks of a KV cache: free, shared, or kept for a later prefix hit."""
 
 import hashlib
+import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
+from outrider.engine.cache.retained_blocks import RetainedBlocks, Retention
 from outrider.engine.cache.window_blocks import WindowBlocks
 
 BlockHash = bytes
@@ -88,7 +90,12 @@ class BlockPool:
     """
 
     def __init__(
-        self, *, num_blocks: int, block_size: int, window: WindowBlocks | None = None
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        window: WindowBlocks | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -100,6 +107,7 @@ class BlockPool:
         # popped from the end, so low numbers first: a lone sequence gets ascending blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._retained = RetainedBlocks(num_blocks, clock)  # evictable too, but later
         self._ref_counts = [0] * num_blocks
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._block_of_hash: dict[BlockHash, int] = {}
@@ -107,7 +115,7 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that could be allocated now, and held by a view with their windowed keys."""
-        available = len(self._free) + len(self._evictable)
+        available = len(self._free) + self._num_evictable
         if self.window is None or self.window.num_available >= self._step_blocks:
             return available
         return min(available, self.window.num_available)
@@ -115,7 +123,11 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         """Blocks that sequences hold."""
-        return self.num_blocks - len(self._free) - len(self._evictable)
+        return self.num_blocks - len(self._free) - self._num_evictable
+
+    @property
+    def _num_evictable(self) -> int:
+        return len(self._evictable) + len(self._retained)
 
     def ref_count(self, block: int) -> int:
         """Count how many sequences hold the block."""
@@ -125,28 +137,43 @@ class BlockPool:
         """Take a block that no other sequence sees. Raises OutOfBlocksError."""
         if self._free:
             block = self._free.pop()
-        elif self._evictable:
-            block, _ = self._evictable.popitem(last=False)
-            self._forget(block)
         else:
-            raise OutOfBlocksError
+            block = self._evicted()
+            self._forget(block)
         self._ref_counts[block] = 1
         return block
 
+    def _evicted(self) -> int:
+        """Take the least valuable block that no one holds. Raises OutOfBlocksError."""
+        if (due := self._retained.pop_due()) is not None:
+            return due
+        if self._evictable:
+            return self._evictable.popitem(last=False)[0]
+        if (last := self._retained.pop()) is None:
+            raise OutOfBlocksError
+        return last
+
     def share(self, block: int) -> None:
         """Hold a block that was found by its hash."""
-        if self._ref_counts[block] == 0:
+        if self._ref_counts[block] == 0 and not self._retained.discard(block):
             del self._evictable[block]
         self._ref_counts[block] += 1
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """Let go of blocks; give a prefix's tail first so that it is evicted first."""
+    def release(self, blocks: Iterable[int], keep: Retention | None = None) -> None:
+        """Let go of blocks; give a prefix's tail first so that it is evicted first.
+
+        `keep`: whose they are, and how much longer than others they are wanted.
+        """
+        if keep is not None:
+            self._retained.note(keep.tenant)
         for block in blocks:
             self._ref_counts[block] -= 1
             assert self._ref_counts[block] >= 0, f"block {block} was released twice"
             if self._ref_counts[block] == 0:
                 if self._hashes[block] is None:
                     self._free_block(block)
+                elif keep is not None and keep.seconds:
+                    self._evictable.update(dict.fromkeys(self._retained.add(block, keep)))
                 else:
                     self._evictable[block] = None
 

@@ -12,6 +12,7 @@ from outrider.engine.cache.block_pool import (
     prefix_hashes,
 )
 from outrider.engine.cache.recurrent_lines import LINE_TREE_ROWS, RecurrentLine, RecurrentPool
+from outrider.engine.cache.retained_blocks import Retention
 
 if TYPE_CHECKING:  # it loads torch, which the queue does without
     from outrider.kernels.layers.lora import LoraWeights
@@ -255,15 +256,18 @@ class KVView:
         """Give back the blocks that hold no accepted token."""
         self._keep(-(-self.num_computed_tokens // self.pool.block_size))
 
-    def release(self) -> None:
-        """Give everything back; published blocks stay findable until they are evicted."""
+    def release(self, keep: Retention | None = None) -> None:
+        """Give everything back; published blocks stay findable until they are evicted.
+
+        `keep`: whose they are, and how much longer than others they are wanted.
+        """
         if self.line is not None:
             self.keep_checkpoint()
             self.line.release()
         has_own = len(self._hashes) * self.pool.block_size > self.num_cached_tokens
         if has_own and self.pool.on_leave is not None:
             self.pool.on_leave(self._root, tuple(self._hashes))
-        self._keep(0)
+        self._keep(0, keep)
         self._hashes.clear()
         self.num_computed_tokens = 0
 
@@ -282,7 +286,7 @@ class KVView:
         """Slots that a tree may have, its root's included."""
         return sys.maxsize if self.line is None else LINE_TREE_ROWS
 
-    def _keep(self, num_blocks: int) -> None:
+    def _keep(self, num_blocks: int, keep: Retention | None = None) -> None:
         """Give back the blocks behind the first `num_blocks`."""
         window = self.pool.window
         if window is not None:
@@ -290,7 +294,7 @@ class KVView:
                 window.let_go(block)
             del self.window_table[num_blocks:]
             self._num_passed = min(self._num_passed, num_blocks)
-        self.pool.release(reversed(self.block_table[num_blocks:]))
+        self.pool.release(reversed(self.block_table[num_blocks:]), keep)
         del self.block_table[num_blocks:]
 
     def slot(self, logical: int) -> int:

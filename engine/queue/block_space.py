@@ -5,6 +5,7 @@ from typing import Protocol
 
 from outrider.engine.cache.block_pool import BlockPool, OutOfBlocksError
 from outrider.engine.cache.kv_view import KVView
+from outrider.engine.cache.retained_blocks import Retention
 from outrider.engine.sequences.sequence import Sequence
 from outrider.verifier.params import Tier
 
@@ -138,6 +139,7 @@ class BlockSpace:
 
     def release(self, sequence: Sequence) -> None:
         """Give back a sequence's blocks and drafts."""
-        sequence.view.release()
+        request = sequence.request
+        sequence.view.release(Retention(request.tenant, request.retention_s))
         if self._drafts is not None:
             self._drafts.release(sequence)

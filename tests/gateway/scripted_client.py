@@ -72,6 +72,7 @@ class Script:
     gap_s: float = 0.0
     prefill_s: float = 0.0
     num_cached_tokens: int = 0
+    num_restored_tokens: int = 0
     top_ids: tuple[int, ...] = ()
     hidden_state: tuple[float, ...] | None = None
     escalated: "Script | None" = None
@@ -225,6 +226,7 @@ class ScriptedClient:
             tier=tier,
             num_prompt_tokens=num_prompt,
             num_cached_tokens=script.num_cached_tokens,
+            num_restored_tokens=script.num_restored_tokens,
             queue_s=0.25,
             hidden_state=script.hidden_state if request.return_hidden_state else None,
             numerics=f"scripted-{tier}",

@@ -304,7 +304,7 @@ _LABELS: Final = frozenset(
 )
 """Fields that change no answer."""
 _OPTIONS: Final = "outrider"
-_FREE_OPTIONS: Final = frozenset({"cache", "deadline_ms", "slo"})
+_FREE_OPTIONS: Final = frozenset({"cache", "deadline_ms", "retention_s", "slo"})
 """Options that bound the time of an answer, not its text."""
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 

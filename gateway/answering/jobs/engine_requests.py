@@ -1,6 +1,6 @@
 """Builds the engine requests of a job: one for each choice of each prompt."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,11 +31,15 @@ from outrider.gateway.answering.text.answer_schema import AnswerSchema
 from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.answering.text.tool_parser import ToolReading
 from outrider.gateway.contract.errors.tree import BadRequestError
+from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.responses import ReportedServiceTier
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.verifier.params import CascadeParams, SamplingParams, ThinkingBudget
 
+_DAY_S: Final = 86_400.0
+_USUAL_S: Final = 300.0
+_TTLS: Final = {"5m": _USUAL_S, "30m": 1800.0, "1h": 3600.0, "24h": _DAY_S}
 _USUAL_SPECULATION: Final = SpeculationParams()
 
 
@@ -149,6 +153,7 @@ def engine_requests(
                 objective=shared.objective,
                 adapters=shared.adapters,
                 verification=rendered.verification,
+                retention_s=retention_s(request),
             )
             _check_combination(request, engine_request)
             made.append(engine_request)
@@ -185,6 +190,37 @@ def _cache_salt(request: ApiRequest, principal: Principal) -> str:
     """
     is_private = request.outrider is not None and request.outrider.privacy == "private"
     return PRIVATE_SALT + principal.cache_salt if is_private else principal.cache_salt
+
+
+def retention_s(request: ApiRequest) -> float:
+    """Return how long a request hints that its text will be wanted: the longest of its hints."""
+    options, retention = request.outrider, request.prompt_cache_retention
+    hints = [0.0 if options is None else options.retention_s or 0.0]
+    if request.prompt_cache_key is not None or retention is not None:
+        hints.append(_DAY_S if retention == "24h" else _USUAL_S)
+    if isinstance(request, ChatRequest):
+        if request.prompt_cache_options is not None and request.prompt_cache_options.ttl:
+            hints.append(_TTLS.get(request.prompt_cache_options.ttl, _USUAL_S))
+        hints += map(mark_s, _marks(request))
+    return max(hints)
+
+
+def mark_s(mark: object) -> float:
+    """Return how long Anthropic's `cache_control` asks to keep a prompt; 0 for none."""
+    if not isinstance(mark, dict) or mark.get("type") != "ephemeral":
+        return 0.0
+    return _TTLS.get(str(mark.get("ttl")), _USUAL_S)
+
+
+def _marks(request: ChatRequest) -> Iterator[object]:
+    """Yield the `cache_control` of messages, their parts and tools, absent ones too."""
+    for message in request.messages:
+        yield getattr(message, "cache_control", None)
+        if isinstance(message.content, list):
+            for part in message.content:
+                yield part.cache_control
+    for tool in request.tools or ():
+        yield tool.cache_control
 
 
 def escalation_target(info: TierInfo, rendered: Rendered) -> EscalationTarget:

@@ -4,6 +4,7 @@ from outrider.gateway.answering.streaming.generation import Generation
 from outrider.gateway.answering.streaming.receipt_draft import ReceiptDraft
 from outrider.gateway.contract.answers.responder import RouteReason
 from outrider.gateway.contract.schema.responses import (
+    CachedTokens,
     CompletionTokensDetails,
     OutriderReport,
     PromptTokensDetails,
@@ -23,6 +24,8 @@ def outrider_report(
     job, used = generation.job, generation.usage
     mean = round(used.num_tokens / used.num_steps, 4) if used.num_steps else 0.0
     is_degraded = generation.is_degraded
+    num_cached = min(used.num_cached_tokens, job.num_prompt_tokens)
+    num_restored = min(used.num_restored_tokens, num_cached)
     report = OutriderReport(
         tier=generation.tier,
         reason=origin.explain(generation.reason),
@@ -37,6 +40,7 @@ def outrider_report(
         accepted_tokens=used.num_accepted_tokens,
         unratified_tokens=used.num_unratified_tokens,
         mean_emitted_tokens=mean,
+        cached_tokens_by_level=CachedTokens(device=num_cached - num_restored, disk=num_restored),
         ttft_s=rounded(generation.ttft_s()),
         queue_s=rounded(used.queue_s),
         seed=job.seed,

@@ -170,6 +170,7 @@ class ChoiceStream:
         usage = self.choice.usage
         usage.queue_s = event.queue_s if usage.queue_s is None else usage.queue_s
         usage.num_cached_tokens = event.num_cached_tokens
+        usage.num_restored_tokens = event.num_restored_tokens
         if self._job.on_prefill is not None:
             self._job.on_prefill(event.queue_s)
         self.choice.numerics = event.numerics

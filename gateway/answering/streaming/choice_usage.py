@@ -12,6 +12,8 @@ class ChoiceUsage(msgspec.Struct, kw_only=True):
     num_tokens: int = 0
     num_reasoning_tokens: int = 0
     num_cached_tokens: int = 0
+    num_restored_tokens: int = 0
+    """Those of the cached ones that were read from a disk."""
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_unratified_tokens: int = 0

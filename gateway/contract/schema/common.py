@@ -253,6 +253,9 @@ class OutriderOptions(RequestModel):
     """Nothing of a private request leaves this machine."""
     cache: Literal["on", "off"] | None = None
     """An equal request gets the first one's answer; on needs a seed or temperature 0."""
+    retention_s: Annotated[float, Field(ge=0.0, le=86_400.0)] | None = None
+    """A hint: the prompt will be wanted within so long. Its place in the cache is taken later than
+    others', within the tenant's share."""
     deadline_ms: Annotated[float, Field(gt=0.0, le=MAX_DEADLINE_MS)] | None = None
     """Time for the whole answer, from the request's arrival."""
     receipt: bool | None = None

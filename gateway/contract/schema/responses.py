@@ -13,7 +13,7 @@ from outrider.engine.trace import NodeSource, TokenOrigin
 from outrider.gateway.contract.answers.responder import HandOffKind
 from outrider.gateway.contract.schema.kinds import UsageSource
 from outrider.gateway.contract.schema.receipts import Receipt
-from outrider.gateway.contract.schema.structs import ResponseModel, says
+from outrider.gateway.contract.schema.structs import CompleteModel, ResponseModel, says
 from outrider.verifier.params import Tier
 
 PredictedQuality = Annotated[
@@ -30,6 +30,13 @@ Degraded = Annotated[bool, says("An upstream tier should have answered and could
 NoReceipt = Annotated[str | None, says("Why there is none, where the request asked for one.")]
 Arm = Annotated[str | None, says("The experiments' arms of the request, null for none.")]
 ReportedServiceTier = Literal["default", "flex", "priority"]
+
+
+class CachedTokens(CompleteModel):
+    """The cached tokens of a prompt, by where they were."""
+
+    device: Annotated[int, says("In the memory of the model's device.")]
+    disk: Annotated[int, says("In the folder of keys and values (engine.kv_folder).")]
 
 
 class OutriderReport(ResponseModel):
@@ -53,6 +60,7 @@ class OutriderReport(ResponseModel):
         int, says("A speculative cascade's that the large model alone would not have chosen.")
     ]
     mean_emitted_tokens: Annotated[float, says("Tokens per pass of the tier's model.")]
+    cached_tokens_by_level: CachedTokens
     ttft_s: TtftSeconds
     queue_s: Annotated[float | None, says("Seconds in the queue.")]
     seed: Annotated[int | None, says("Reproduces a sampled answer; null for greedy ones.")]

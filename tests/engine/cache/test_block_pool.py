@@ -4,6 +4,8 @@ Contents are tracked beside the pool: `content[block]` holds what a cache would 
 A slot that a view calls computed must hold that view's token, whatever happened in between.
 """
 
+from copy import deepcopy
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from outrider.engine.cache.block_pool import BlockPool, OutOfBlocksError, chain_hash, root_hash
 from outrider.engine.cache.kv_view import KVView
+from outrider.engine.cache.retained_blocks import Retention
 
 NUM_BLOCKS = 7
 BLOCK_SIZE = 2
@@ -97,7 +100,8 @@ class PoolMachine(RuleBasedStateMachine):
         """A sequence finishes, is aborted or pre-empted."""
         writer = data.draw(st.sampled_from(self.writers))
         self.writers.remove(writer)
-        writer.view.release()
+        seconds = data.draw(st.sampled_from((None, 0.0, 60.0, 1e-9)))
+        writer.view.release(None if seconds is None else Retention(writer.salt, seconds))
         writer.view.release()  # twice does no harm
 
     @invariant()
@@ -135,6 +139,7 @@ class PoolMachine(RuleBasedStateMachine):
     def everything_available_can_be_had(self) -> None:
         # on a copy, for allocating forgets what was cached
         pool = BlockPool(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        pool._retained = deepcopy(self.pool._retained)
         for name in ("_free", "_evictable", "_ref_counts", "_hashes", "_block_of_hash"):
             setattr(pool, name, getattr(self.pool, name).copy())
         taken = [pool.allocate() for _ in range(pool.num_available)]

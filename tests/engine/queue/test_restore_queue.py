@@ -86,6 +86,7 @@ def test_what_was_evicted_comes_back_from_the_disk(store: ExtentStore) -> None:
     slow_down(engine)
     again = serve(engine, [request_of()])
     assert again["r"].stats.num_cached_tokens == 96
+    assert [each.num_restored_tokens for each in again["r"].prefills] == [96]
     stats = engine.stats().store
     assert stats.num_restored_tokens == 96
     assert stats.saved_s > 1.0

@@ -1,7 +1,9 @@
 """Requests of the Messages API as chat completions'."""
 
+from collections.abc import Iterator
 from typing import Any, Final
 
+from outrider.gateway.answering.jobs.engine_requests import mark_s
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.http.apis.messages.conversation import translate_conversation
 from outrider.gateway.http.apis.messages.schema import (
@@ -62,10 +64,22 @@ def chat_fields(request: MessagesRequest, *, has_upstream_tiers: bool) -> dict[s
     if request.service_tier is not None:
         fields["service_tier"] = _SERVICE_TIERS[request.service_tier]
     options: dict[str, Any] = {"fit_context": True}
+    if retention_s := max(map(mark_s, _marks(request))):
+        options["retention_s"] = retention_s
     if request.outrider is not None:
         options |= request.outrider.model_dump(by_alias=True, exclude_unset=True)
     fields["outrider"] = options
     return fields
+
+
+def _marks(request: MessagesRequest) -> Iterator[object]:
+    """Yield each `cache_control`, absent ones too."""
+    yield request.cache_control
+    for tool in request.client_tools:
+        yield tool.cache_control
+    for content in (request.system, *(message.content for message in request.messages)):
+        for block in () if content is None or isinstance(content, str) else content:
+            yield getattr(block, "cache_control", None)
 
 
 def shows_thinking(request: MessagesRequest) -> bool:
