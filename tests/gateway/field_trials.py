@@ -154,6 +154,14 @@ INSIDE: Final[Mapping[str, tuple[Document, Document]]] = {
     "messages.content.type": (part(), message(content="Ho")),
     "messages.content.text": (part(text="What now?"), {}),
     "messages.content.prompt_cache_breakpoint": (part(prompt_cache_breakpoint=BREAKPOINT), part()),
+    "messages.content.prompt_cache_breakpoint.ttl": (
+        part(prompt_cache_breakpoint={"mode": "explicit", "ttl": "1h"}),
+        part(prompt_cache_breakpoint=BREAKPOINT),
+    ),
+    "messages.content.prompt_cache_breakpoint.mode": (
+        part(prompt_cache_breakpoint=BREAKPOINT),
+        part(prompt_cache_breakpoint=BREAKPOINT),
+    ),
     "messages.content.image_url": (
         message(content=[{"type": "image_url", "image_url": IMAGE}]),
         part(),

@@ -201,7 +201,7 @@ def retention_s(request: ApiRequest) -> float:
     if isinstance(request, ChatRequest):
         if request.prompt_cache_options is not None and request.prompt_cache_options.ttl:
             hints.append(_TTLS.get(request.prompt_cache_options.ttl, _USUAL_S))
-        hints += map(mark_s, _marks(request))
+        hints += _marked(request)
     return max(hints)
 
 
@@ -212,15 +212,17 @@ def mark_s(mark: object) -> float:
     return _TTLS.get(str(mark.get("ttl")), _USUAL_S)
 
 
-def _marks(request: ChatRequest) -> Iterator[object]:
-    """Yield the `cache_control` of messages, their parts and tools, absent ones too."""
+def _marked(request: ChatRequest) -> Iterator[float]:
+    """Yield what the marks of messages, their parts and tools ask for."""
     for message in request.messages:
-        yield getattr(message, "cache_control", None)
+        yield mark_s(getattr(message, "cache_control", None))
         if isinstance(message.content, list):
             for part in message.content:
-                yield part.cache_control
+                yield mark_s(part.cache_control)
+                if part.prompt_cache_breakpoint is not None:
+                    yield _TTLS.get(str(part.prompt_cache_breakpoint.ttl), _USUAL_S)
     for tool in request.tools or ():
-        yield tool.cache_control
+        yield mark_s(tool.cache_control)
 
 
 def escalation_target(info: TierInfo, rendered: Rendered) -> EscalationTarget:

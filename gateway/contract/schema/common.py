@@ -153,14 +153,17 @@ class StreamOptions(RequestModel):
 
 
 class CacheBreakpoint(RequestModel):
-    """A position up to which a prompt may be cached. Ignored: every prefix is cached here."""
+    """A position up to which a prompt is to be cached: a hint that it will be wanted again.
+
+    Every prefix is cached here, wherever it ends.
+    """
 
     mode: Literal["explicit"]
     ttl: Label | None = None
 
 
 class CacheOptions(RequestModel):
-    """Options of the prompt cache. Ignored: every prefix is cached, as long as there is room."""
+    """Options of the prompt cache. `ttl`: a hint that the prompt will be wanted within it."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Label | None = None

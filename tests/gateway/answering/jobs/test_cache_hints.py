@@ -10,6 +10,11 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 from tests.gateway.conftest import Server, scripted_server
 
 DAY, HOUR, USUAL = 86_400.0, 3600.0, 300.0
+BREAKPOINT: dict[str, Any] = {
+    "type": "text",
+    "text": "Hello",
+    "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"},
+}
 ASK: dict[str, Any] = {"role": "user", "content": "Hello"}
 
 
@@ -45,6 +50,7 @@ def hinted(server: Server, path: str, body: dict[str, Any]) -> float:
         ({"prompt_cache_retention": "24h", "prompt_cache_key": "k"}, DAY),
         ({"prompt_cache_retention": "forever"}, USUAL),
         ({"prompt_cache_options": {"ttl": "30m"}}, 1800.0),
+        ({"messages": [{"role": "user", "content": [BREAKPOINT]}]}, 1800.0),
         ({"messages": [{**ASK, **mark(ttl="1h")}]}, HOUR),
         ({"messages": [{"role": "user", "content": [part()]}]}, USUAL),
         ({"messages": [{"role": "system", "content": [part(ttl="1h")]}, ASK]}, HOUR),
