@@ -8,6 +8,16 @@ from outrider.verifier.params import SOURCES, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftLimits:
+    """What a request's trees may have at most."""
+
+    sources: frozenset[Source]
+    max_nodes: int
+    max_depth: int | None
+    """None: as many levels as nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftConfig:
     """Limits of one sequence's tree; a request may ask for less, not for more."""
 
@@ -33,6 +43,15 @@ class DraftConfig:
         """Return the sources that a request allows as well."""
         allowed = frozenset(self.sources)
         return allowed if own.sources is None else allowed & frozenset(own.sources)
+
+    def limits_of(self, own: SpeculationParams) -> DraftLimits:
+        """Return the limits of a request's trees."""
+        nodes = self.max_draft_nodes if own.enabled else 0
+        if own.max_draft_nodes is not None:
+            nodes = min(nodes, own.max_draft_nodes)
+        return DraftLimits(
+            sources=self.sources_of(own), max_nodes=nodes, max_depth=own.max_draft_depth
+        )
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""

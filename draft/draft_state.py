@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from outrider.draft.budget.budget import FIRST_ACCEPTANCE, AcceptanceEstimate, DraftGain
+from outrider.draft.config import DraftLimits
 from outrider.draft.forecast import TreeForecast
 from outrider.draft.text.token_map import TokenMap
 from outrider.draft.trees.tree_batch import DraftTree
@@ -22,6 +23,7 @@ class DraftState:
     """A sequence's draft view and, from its proposal until its verdict, its tree."""
 
     sequence: Sequence
+    limits: DraftLimits
     token_map: TokenMap | None = None
     view: KVView | None = None
     """None before the first draft pass and after its blocks were reclaimed."""
@@ -194,11 +196,12 @@ class Draft:
     """It is a cascade, which judges no position whose small distribution is unknown."""
     expected_tokens: float = 0.0
     """Tokens that its guesses should bring, as they were weighed last."""
+    sequence: Sequence = field(init=False)
+    """The sequence that the tree is for."""
 
-    @property
-    def sequence(self) -> Sequence:
-        """The sequence that the tree is for."""
-        return self.state.sequence
+    def __post_init__(self) -> None:
+        """Take from the state what every part of a step asks for."""
+        self.sequence = self.state.sequence
 
     @property
     def acceptance(self) -> AcceptanceEstimate:

@@ -31,7 +31,8 @@ class StepBudgets:
         self._pace = OwnPace()
         self.host_times = HostTimes()
         self._large_work = NO_LARGE_WORK
-        self._step: StepBudget | None = None  # as it was made last
+        self._step: StepBudget | None = None  # as it was made last, and for what
+        self._step_of: tuple[DraftModel, frozenset[int]] = ("small", frozenset())
         self._shape: StepShape | None = None  # of the last step
         self._plain_pass_s, self._plain_s = 0.0, 1.0  # of a plain step of the same sequences
         # Of the last step, as expected: whatever the machine did, nobody waited for guesses.
@@ -93,6 +94,9 @@ class StepBudgets:
         """
         if self._budget is None:
             return None
+        who = (model, frozenset(map(id, asked)))
+        if self._step is not None and who == self._step_of and not self._step.num_levels:
+            return self._step
         growth, large_work = self._growths.get(model), self._large_work
         block = None if growth is None else growth.block
         number = len(drafts) + len(large_work.streams)
@@ -113,7 +117,7 @@ class StepBudgets:
         )
         if self._step is not None:
             step.passes_s, step.num_levels = self._step.passes_s, self._step.num_levels
-        self._step = step
+        self._step, self._step_of = step, who
         return step
 
     def _most_stretch(self, drafts: SequenceOf[Draft], asked: SequenceOf[Draft]) -> float:

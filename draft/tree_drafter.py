@@ -291,6 +291,7 @@ class TreeDrafter:
         if state is None:
             state = DraftState(
                 sequence=sequence,
+                limits=self._config.limits_of(sequence.request.speculation),
                 token_map=self._token_map,
                 acceptance=replace(self._lessons.acceptance),
                 head_acceptance=replace(self._lessons.head_acceptance),
@@ -300,13 +301,10 @@ class TreeDrafter:
 
     def _init_tree(self, sequence: Sequence, *, max_nodes: int = MAX_TREE_NODES) -> Draft:
         """A tree of the root only, with the limits of the config and of the request."""
-        own, config = sequence.request.speculation, self._config
-        state = self._state(sequence)
-        state.was_asked = False
-        nodes = min(config.max_draft_nodes, max_nodes) if own.enabled else 0
-        if own.max_draft_nodes is not None:
-            nodes = min(nodes, own.max_draft_nodes)
-        own_depth = nodes if own.max_draft_depth is None else own.max_draft_depth
+        state, config = self._state(sequence), self._config
+        limits, state.was_asked = state.limits, False
+        nodes = min(limits.max_nodes, max_nodes)
+        own_depth = nodes if limits.max_depth is None else limits.max_depth
         num_ahead = sequence.num_remaining_tokens - 1  # the last token comes from the target itself
         state.tree = new_tree(
             root_token_id=sequence.token_ids[-1],
@@ -319,7 +317,7 @@ class TreeDrafter:
         return Draft(
             state=state,
             tree=state.tree,
-            sources=self._config.sources_of(sequence.request.speculation),
+            sources=limits.sources,
             urgency=urgency_of(sequence, self._clock()),
             max_text_depth=min(config.max_text_depth, own_depth, num_ahead, nodes),
             max_answer_depth=min(own_depth, num_ahead, nodes),

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from outrider.verifier.params import record
 from outrider.verifier.sampling import NOT_FINITE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The target's verdict on one tree.
 

@@ -50,10 +50,12 @@ class TextGuesses:
         limit = draft.max_text_depth
         if limit <= 0:
             return
-        self.force(draft, [0])
-        self._retrace(draft)
-        guesses = self._text.guess(draft.sequence, draft.sources, limit)
         grammar = draft.sequence.grammar
+        if grammar is not None:
+            self.force(draft, [0])
+        if draft.sequence.proposal_rivals and "model" in draft.sources:
+            self._retrace(draft)
+        guesses = self._text.guess(draft.sequence, draft.sources, limit)
         floor = self._config.min_path_prob
         for source, chains in guesses.items():
             for chain in chains:
@@ -72,8 +74,6 @@ class TextGuesses:
     def _retrace(self, draft: Draft) -> None:
         """Add what the small model wrote before the answer changed its tier, and its rivals."""
         sequence = draft.sequence
-        if not sequence.proposal_rivals or "model" not in draft.sources:
-            return
         place = self._text.num_retraced(sequence)
         if place is not None:
             draft.tree.add_answer(

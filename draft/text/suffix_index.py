@@ -153,34 +153,35 @@ class SuffixIndex:
 
     def _extend_one_by_one(self, token_ids: Sequence[int]) -> None:
         """Append a few tokens; each place is entered once the next one is known."""
-        tokens, pairs, quads, keys = (
-            self.token_ids,
-            self._last_pairs,
-            self._last_quads,
-            self.end_keys,
-        )
-        tables = tuple(zip(self._latest, self._earlier, strict=True))
+        tokens, pairs, quads = self.token_ids, self._last_pairs, self._last_quads
+        latest_octets, latest_quads, latest_pairs = self._latest
+        octets, fours, twos = self._earlier
+        octet, quad, pair = self.end_keys
         position = len(tokens) - 1
+        # Each table is written out: this runs for every token of every sequence.
         for token_id in token_ids:
-            pair = quad = octet = None
+            new_pair = new_quad = new_octet = None
             if position >= self._document_start:
-                for key, (latest, earlier) in zip(keys, tables, strict=True):
-                    if key is None:
-                        earlier.append(_NOWHERE)
-                    else:
-                        earlier.append(latest.get(key, _NOWHERE))
-                        latest[key] = position
-                pair = (tokens[-1] * _FACTORS[2] + token_id) & _WORD
+                octets.append(_NOWHERE if octet is None else latest_octets.get(octet, _NOWHERE))
+                fours.append(_NOWHERE if quad is None else latest_quads.get(quad, _NOWHERE))
+                twos.append(_NOWHERE if pair is None else latest_pairs.get(pair, _NOWHERE))
+                if pair is not None:
+                    latest_pairs[pair] = position
+                    if quad is not None:
+                        latest_quads[quad] = position
+                        if octet is not None:
+                            latest_octets[octet] = position
+                new_pair = (tokens[-1] * _FACTORS[2] + token_id) & _WORD
                 if len(pairs) == 2:
-                    quad = (pairs[0] * _FACTORS[4] + pair) & _WORD
+                    new_quad = (pairs[0] * _FACTORS[4] + new_pair) & _WORD
                     if len(quads) == 4:
-                        octet = (quads[0] * _FACTORS[8] + quad) & _WORD
-                    quads.append(quad)
-                pairs.append(pair)
+                        new_octet = (quads[0] * _FACTORS[8] + new_quad) & _WORD
+                    quads.append(new_quad)
+                pairs.append(new_pair)
             tokens.append(token_id)
-            keys = (octet, quad, pair)
+            octet, quad, pair = new_octet, new_quad, new_pair
             position += 1
-        self.end_keys = keys
+        self.end_keys = (octet, quad, pair)
 
     def _extend_in_bulk(self, window: list[int], start: int, num_new: int) -> None:
         """Add many tokens at once, and sort the hashes to find those that are equal."""

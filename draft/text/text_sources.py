@@ -265,6 +265,8 @@ class TextSources:
         """Move along in what is expected."""
         if not state.cursors:
             predicted, retracted = sequence.request.prediction_token_ids, state.proposal
+            if not (predicted or retracted):
+                return
             if predicted:
                 state.cursors["client"] = PredictionCursor(predicted)
             if retracted:

@@ -1,9 +1,9 @@
 """A guess as every source makes it."""
 
-from dataclasses import dataclass
+from outrider.verifier.params import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True, slots=True, kw_only=True)
 class Guess:
     """A chain of tokens expected behind the sequence's last one, with raw confidences.
 

@@ -147,10 +147,8 @@ class KVView:
 
     def num_blocks_needed(self, num_slots: int) -> int:
         """Blocks to allocate before `num_slots` slots can be written, copies of shared ones too."""
-        return self._num_missing(num_slots) + len(self._unwritable(num_slots))
-
-    def _num_missing(self, num_slots: int) -> int:
-        return max(-(-num_slots // self.pool.block_size) - len(self.block_table), 0)
+        num_missing = -(-num_slots // self.pool.block_size) - len(self.block_table)
+        return max(num_missing, 0) + len(self._unwritable(num_slots))
 
     @property
     def can_hold_line(self) -> bool:
@@ -164,7 +162,8 @@ class KVView:
         hold or may find the source. Raises OutOfBlocksError.
         """
         unwritable, window = self._unwritable(num_slots), self.pool.window
-        needed = self._num_missing(num_slots) + len(unwritable)
+        num_missing = -(-num_slots // self.pool.block_size) - len(self.block_table)
+        needed = max(num_missing, 0) + len(unwritable)
         if needed and needed > self.pool.num_available:
             raise OutOfBlocksError
         if self.line is not None:
@@ -200,6 +199,8 @@ class KVView:
         pool = self.pool
         first = self.num_computed_tokens // pool.block_size
         own = self.block_table[first : -(-num_slots // pool.block_size)]
+        if not any(map(pool.is_seen, own)):  # as nearly always
+            return []
         return [index for index, block in enumerate(own, start=first) if pool.is_seen(block)]
 
     def advance(self, num_computed_tokens: int, token_ids: Sequence[int]) -> None:
@@ -288,6 +289,8 @@ class KVView:
 
     def _keep(self, num_blocks: int, keep: Retention | None = None) -> None:
         """Give back the blocks behind the first `num_blocks`."""
+        if num_blocks >= len(self.block_table):
+            return
         window = self.pool.window
         if window is not None:
             for block in reversed(self.block_table[max(num_blocks, self._num_passed) :]):

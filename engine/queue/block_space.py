@@ -77,7 +77,8 @@ class BlockSpace:
                 if not is_short or not self._make_room(sequence.tier, needed):
                     return False
             else:
-                self._caches[sequence.tier].copy_blocks(copies)
+                if copies:
+                    self._caches[sequence.tier].copy_blocks(copies)
                 return True
 
     def fits(self, newcomer: Sequence, running: Collection[Sequence]) -> bool:

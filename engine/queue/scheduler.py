@@ -191,12 +191,14 @@ class Scheduler:
         running = sorted(self.running[tier], key=lambda sequence: sequence.arrival_number)
         if (throttle := self._rows.throttle) is not None and throttle.paused:
             running = [sequence for sequence in running if sequence not in throttle.paused]
+        prompts: list[Sequence] = []
         for sequence in running:
+            if not sequence.is_decoding:
+                prompts.append(sequence)
             # an older sequence may have taken this one's seat in this very loop
-            is_due = sequence.status is SequenceStatus.RUNNING and sequence.is_decoding
-            if is_due and self._reserve(sequence, 1):
+            elif sequence.status is SequenceStatus.RUNNING and self._reserve(sequence, 1):
                 plan.decodes.append(sequence)
-        budget = self._plan_prompts(plan, running, tier, now_s) if with_prefill else 0
+        budget = self._plan_prompts(plan, prompts, tier, now_s) if with_prefill else 0
         # Pre-empted sequences are dropped before admission, which may start them again.
         plan.drop_preempted()
         if with_prefill:
@@ -209,12 +211,11 @@ class Scheduler:
         return plan
 
     def _plan_prompts(
-        self, plan: PassPlan, running: list[Sequence], tier: Tier, now_s: float
+        self, plan: PassPlan, prompts: list[Sequence], tier: Tier, now_s: float
     ) -> int:
         """Give the prompts that are under way their rows; returns how many a pass has left."""
         is_decoding = any(s.is_decoding for others in self.running.values() for s in others)
         budget = self._rows.begin_pass(tier, is_decoding=is_decoding) - len(plan.decodes)
-        prompts = [sequence for sequence in running if not sequence.is_decoding]
         if self._policy.has_objectives:
             return budget - self._plan_by_urgency(plan, prompts, tier, budget, now_s)
         for sequence in prompts:

@@ -94,16 +94,17 @@ class Sequence:
     adapters: "dict[Tier, LoraWeights]" = field(default_factory=dict)
     """Its adapters, from when they are there until it ends."""
     arrival_number: int = field(default_factory=lambda: next(_arrival_numbers))
+    # The request's own, which every step asks for many times.
+    request_id: str = field(init=False)
+    sampling: SamplingParams = field(init=False)
+    """The parameters by which the request's tokens are chosen."""
+    num_prompt_tokens: int = field(init=False)
+    """Tokens that came with the request."""
 
-    @property
-    def request_id(self) -> str:
-        """The request's id."""
-        return self.request.request_id
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens that came with the request."""
-        return len(self.request.prompt_token_ids)
+    def __post_init__(self) -> None:
+        """Take what every step asks for from the request."""
+        self.request_id, self.sampling = self.request.request_id, self.request.sampling
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -113,7 +114,7 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         """Count how many tokens were emitted."""
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_own_tokens(self) -> int:
@@ -123,17 +124,12 @@ class Sequence:
     @property
     def num_remaining_tokens(self) -> int:
         """Count how many tokens may still be emitted."""
-        return self.sampling.max_tokens - self.num_output_tokens
+        return self.sampling.max_tokens - len(self.token_ids) + self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose keys and values are not in the cache yet; 1 while decoding."""
         return len(self.token_ids) - self.view.num_computed_tokens
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """The parameters by which the request's tokens are chosen."""
-        return self.request.sampling
 
     @property
     def cascade(self) -> CascadeParams | None:
@@ -193,8 +189,10 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """True if only the last token is uncomputed and an answer has begun, or may begin so."""
-        has_begun = self.num_output_tokens > 0 or self.cascade is not None
-        return has_begun and self.num_uncomputed_tokens == 1
+        num_tokens = len(self.token_ids)  # asked for every sequence of every step
+        if num_tokens - self.view.num_computed_tokens != 1:
+            return False
+        return num_tokens > self.num_prompt_tokens or self.cascade is not None
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -217,7 +215,10 @@ class Sequence:
 
     def work_on(self, tier: Tier) -> WorkCounts:
         """The counts of a tier's work for this request."""
-        return self.work.setdefault(tier, WorkCounts())
+        counts = self.work.get(tier)
+        if counts is None:
+            counts = self.work[tier] = WorkCounts()
+        return counts
 
     def restart_on(self, tier: Tier, noise: "SequenceNoise") -> None:
         """Retract the answer and begin another tier's own, which is counted from zero.

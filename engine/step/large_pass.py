@@ -123,17 +123,16 @@ class LargePass:
             num_beside = trees.forest.num_trees
             grown = {sequence.request_id for sequence in trees.forest.sequences}
             decodes = [sequence for sequence in decodes if sequence.request_id not in grown]
-        slices, items = answer_slices(decodes, plan.prefills)
+        slices, items = answer_slices(decodes, plan.prefills, trees.host)
         num_rows += sum(len(piece.token_ids) for piece in slices)
         num_beside += len(slices) - 1
         fronts: list[ForwardSlice] = []
         for number, (piece, item) in enumerate(zip(slices, items, strict=False)):
-            if number < len(decodes):
-                tree = trees.host.get(item.sequence.request_id)
-            else:
+            if number >= len(decodes):
                 tree = self._propose_from_text(item.sequence, num_rows, num_beside=num_beside)
-            if tree is not None:
-                item.tree = fit_tree(self._runners["large"], item.sequence, tree)
+                item.tree = tree or item.tree
+            item.tree = fit_tree(self._runners["large"], item.sequence, item.tree)
+            if item.tree.num_draft_nodes:  # a root alone is the row that is there
                 fronts += attach_tree(piece, item.tree)
                 num_rows += item.tree.num_draft_nodes
             item.first_row = row

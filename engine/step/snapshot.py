@@ -74,7 +74,7 @@ def snapshot(
         num_drafts=speculation.num_drafts,
         num_draft_tokens=speculation.num_draft_tokens,
         num_accepted_tokens=speculation.num_accepted_tokens,
-        accepted_per_depth=tuple(speculation.accepted_per_depth),
+        accepted_per_depth=speculation.accepted_per_depth(),
         num_stretched_steps=stretch.num_steps,
         stretch_plain_steps=stretch.plain_steps,
         num_unratified_tokens=speculation.num_unratified_tokens,

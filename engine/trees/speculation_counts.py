@@ -1,8 +1,8 @@
 """Counts of verified and accepted guesses, by depth and by source."""
 
-import functools
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from outrider.verifier.params import SOURCES, Source
 from outrider.verifier.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
@@ -19,9 +19,11 @@ class SpeculationCounts:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_unratified_tokens: int = 0
-    accepted_per_depth: list[int] = field(default_factory=list)
-    _drafted: dict[Source, list[int]] = field(default_factory=lambda: {s: [] for s in SOURCES})
-    _accepted: dict[Source, list[int]] = field(default_factory=lambda: {s: [] for s in SOURCES})
+    # Of trees by how long their accepted path is, of nodes by the bits of their sources and depth:
+    # sorted out once they are asked for.
+    _paths: Counter[int] = field(default_factory=Counter)
+    _drafted: Counter[tuple[int, int]] = field(default_factory=Counter)
+    _accepted: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def count(self, tree: TokenTree, accepted_nodes: list[int]) -> None:
         """Add one verified tree; one that names no sources is left out by source."""
@@ -30,38 +32,39 @@ class SpeculationCounts:
         self.num_drafts += 1
         self.num_draft_tokens += tree.num_draft_nodes
         self.num_accepted_tokens += len(accepted_nodes)
-        missing = len(accepted_nodes) - len(self.accepted_per_depth)
-        self.accepted_per_depth.extend([0] * missing)
-        for depth in range(len(accepted_nodes)):
-            self.accepted_per_depth[depth] += 1
+        self._paths[len(accepted_nodes)] += 1
         if tree.sources:
-            _add(self._drafted, tree, range(1, tree.num_nodes))
-            _add(self._accepted, tree, accepted_nodes)
+            kinds = list(zip(tree.sources, tree.depth, strict=True))
+            for kind in kinds[1:]:
+                self._drafted[kind] += 1
+            for node in accepted_nodes:
+                self._accepted[kinds[node]] += 1
+
+    def accepted_per_depth(self) -> tuple[int, ...]:
+        """Accepted nodes of each depth."""
+        reached = range(max(self._paths, default=0), 0, -1)
+        counts = list(accumulate(self._paths[length] for length in reached))
+        return tuple(counts[::-1])
 
     def drafted_by_source(self) -> dict[Source, tuple[int, ...]]:
         """Verified nodes of the sources that have any."""
-        return {source: tuple(counts) for source, counts in self._drafted.items() if counts}
+        return _by_source(self._drafted)
 
     def accepted_by_source(self) -> dict[Source, tuple[int, ...]]:
         """Accepted nodes of the sources that have any."""
-        return {source: tuple(counts) for source, counts in self._accepted.items() if counts}
+        return _by_source(self._accepted)
 
 
-def _add(counts: dict[Source, list[int]], tree: TokenTree, nodes: Iterable[int]) -> None:
-    depths, sources = tree.depth, tree.sources
-    for node in nodes:
-        depth = depths[node]
-        for source in _named(sources[node]):
-            own = counts[source]
-            if len(own) < depth:
-                own.extend([0] * (depth - len(own)))
-            own[depth - 1] += 1
-
-
-@functools.cache
-def _named(bits: int) -> tuple[Source, ...]:
-    """Return the sources whose bits are set; there are few different ones."""
-    return tuple(source for source, bit in SOURCE_BIT.items() if bits & bit)
+def _by_source(counts: Counter[tuple[int, int]]) -> dict[Source, tuple[int, ...]]:
+    found: dict[Source, tuple[int, ...]] = {}
+    for source in SOURCES:
+        own: Counter[int] = Counter()
+        for (bits, depth), number in counts.items():
+            if bits & SOURCE_BIT[source]:
+                own[depth] += number
+        if own:
+            found[source] = tuple(own[depth] for depth in range(1, max(own) + 1))
+    return found
 
 
 def num_predicted(tree: TokenTree, accepted_nodes: list[int]) -> int:

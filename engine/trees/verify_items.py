@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Final
 
 import numpy as np
 from torch import Tensor
@@ -29,6 +30,8 @@ from outrider.verifier.token_logprobs import TokenLogprobs
 from outrider.verifier.token_tree import TokenTree
 from outrider.verifier.verdict import Verdict
 
+NO_TREES: Final[Mapping[str, TokenTree]] = {}
+
 
 @dataclass(slots=True, kw_only=True)
 class VerifyItem:
@@ -52,12 +55,15 @@ class VerifiedPass:
 
 
 def answer_slices(
-    decodes: list[Sequence], prefills: list[tuple[Sequence, int]]
+    decodes: list[Sequence],
+    prefills: list[tuple[Sequence, int]],
+    trees: Mapping[str, TokenTree] = NO_TREES,
 ) -> tuple[list[ForwardSlice], list[VerifyItem]]:
     """Slices of a plan's sequences, and those of them that get a next token.
 
     Every decode is judged and so is every prefill that is complete with this pass; their slices
-    stand in the same order as the items.
+    stand in the same order as the items. `trees`: of decodes, by request id; their slices do not
+    have them yet.
     """
     slices: list[ForwardSlice] = []
     items: list[VerifyItem] = []
@@ -74,7 +80,7 @@ def answer_slices(
             num_logit_rows=int(is_complete) or num_scored_rows(sequence, end),
         )
         if is_complete:
-            tree = TokenTree.root_only(sequence.token_ids[-1])
+            tree = trees.get(sequence.request_id) or TokenTree.root_only(sequence.token_ids[-1])
             items.append(VerifyItem(sequence=sequence, tree=tree, first_row=row))
             slices.append(piece)
             row += 1
@@ -155,6 +161,8 @@ def fit_tree(runner: ModelRunner, sequence: Sequence, tree: TokenTree) -> TokenT
 
     Slots up to the sequence's last token are reserved already, the tree's are then.
     """
+    if not tree.num_draft_nodes:
+        return tree
     view = sequence.view
     root_slot = len(sequence.token_ids) - 1
     num_free = (len(view.block_table) + view.pool.num_available) * view.pool.block_size - root_slot
@@ -247,8 +255,10 @@ def emission(
         num_predicted_tokens=(
             num_predicted(item.tree, accepted_nodes) if request.prediction_token_ids else 0
         ),
-        num_unratified_tokens=sum(verdict.unratified[: len(emitted)]),
-        num_reused_tokens=num_reused(item.tree, accepted_nodes),
+        num_unratified_tokens=sum(verdict.unratified[: len(emitted)]) if verdict.unratified else 0,
+        num_reused_tokens=(
+            num_reused(item.tree, accepted_nodes) if item.sequence.proposal_token_ids else 0
+        ),
         logprobs=logprobs[: len(emitted)],
         trace=_trace(item, verdict, emitted) if request.traces else None,
     )
