@@ -126,27 +126,29 @@ class DraftState:
             self.view.advance(num_tokens, self.draft_ids())
         return True
 
-    def keep_accepted(self, tree: DraftTree, verdict: Verdict) -> tuple[list[int], list[int]]:
+    def keep_accepted(self, verdict: Verdict, offsets: list[int]) -> tuple[list[int], list[int]]:
         """Keep the accepted path in the view; returns (source, destination) slots to move.
 
-        Called before the emitted tokens join the sequence.
+        `offsets`: how far each of the verdict's tokens lies behind the root, -1 where the small
+        model did not compute it. Called before the emitted tokens join the sequence.
         """
         view = self.view
+        root_slot = len(self.sequence.token_ids) - 1
         is_old = self.old_token_ids is not None
-        if view is None or is_old or view.num_computed_tokens != tree.root_slot + 1:
+        if view is None or is_old or view.num_computed_tokens != root_slot + 1:
             return [], []  # the small model did not take part in this step
         sources, destinations = [], []
         num_valid = 1  # the root
-        for offset in tree.offsets(verdict.token_ids[: verdict.num_accepted_tokens]):
-            if offset is None:  # a guess that the small model never computed
+        for offset in offsets[: verdict.num_accepted_tokens]:
+            if offset < 0:
                 break
             if offset != num_valid:
-                sources.append(view.slot(tree.root_slot + offset))
-                destinations.append(view.slot(tree.root_slot + num_valid))
+                sources.append(view.slot(root_slot + offset))
+                destinations.append(view.slot(root_slot + num_valid))
             num_valid += 1
         # The text's last token stays to be computed: its logits will be wanted. What is valid is
         # published with the next catch-up, when the sequence has these tokens.
-        view.num_computed_tokens = tree.root_slot + min(num_valid, len(verdict.token_ids))
+        view.num_computed_tokens = root_slot + min(num_valid, len(verdict.token_ids))
         view.trim()
         return sources, destinations
 

@@ -1,12 +1,14 @@
 """Learns from verdicts: the worth of guesses, and how often a drafting model is right."""
 
 from collections import OrderedDict
+from collections.abc import Sequence as SequenceOf
 from typing import Final
 
 from outrider.draft.budget.budget import AcceptanceEstimate
 from outrider.draft.budget.calibration import EdgeCalibration, RequestCalibration
 from outrider.draft.draft_state import DraftState
-from outrider.draft.trees.guess_tree import GuessTree, JudgedGuess
+from outrider.draft.trees.guess_tree import JudgedGuess
+from outrider.draft.trees.tree_batch import DraftTree, judged, teach
 from outrider.engine.protocols import DraftModel
 from outrider.engine.sequences.sequence import Sequence
 
@@ -51,11 +53,23 @@ class Lessons:
         """Return how often a model's best guess is right, of all sequences."""
         return self.head_acceptance if model == "head" else self.acceptance
 
-    def learn_tree(self, state: DraftState, tree: GuessTree, emitted: list[int]) -> None:
-        """Learn from the verdict on a tree that grew on the host."""
-        if state.was_asked:
-            self.learn_first(state, tree.first_guess(), emitted)
-        tree.teach(self.calibrate(state.sequence), emitted)
+    def learn_trees(
+        self,
+        states: SequenceOf[DraftState],
+        trees: SequenceOf[DraftTree],
+        texts: SequenceOf[list[int]],
+    ) -> list[list[int]]:
+        """Learn from what was emitted in the places of trees that grew on the host.
+
+        Returns how far each emitted token's guess lies behind the root's slot, -1 where the
+        drafting model did not compute one.
+        """
+        found = judged(trees, texts)
+        for state, text, (best, _) in zip(states, texts, found, strict=True):
+            if state.was_asked:
+                self.learn_first(state, best, text)
+        teach(trees, [self.calibrate(state.sequence) for state in states], texts)
+        return [offsets for _, offsets in found]
 
     def learn_guess(self, guess: JudgedGuess, *, is_greedy: bool) -> None:
         """Learn from one guess of a tree that grew on the device."""

@@ -27,7 +27,7 @@ from outrider.draft.node_selection import least_chance, select_nodes, weighted_p
 from outrider.draft.step_budgets import StepBudgets
 from outrider.draft.text.text_sources import TextSources
 from outrider.draft.text.token_map import TokenMap
-from outrider.draft.trees.tree_batch import new_tree
+from outrider.draft.trees.tree_batch import DraftTree, new_tree
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import (
@@ -218,18 +218,34 @@ class TreeDrafter:
         floor = least_chance([draft], step)
         return select_nodes([draft], floor)[sequence.request_id]
 
-    def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
-        """Learn, and keep the accepted path; see `outrider.engine.protocols.Drafter`."""
-        state = self._states.get(sequence.request_id)
-        if state is None or state.tree is None:
-            return [], []
-        tree, state.tree = state.tree, None
-        self._lessons.learn_tree(state, tree, verdict.token_ids)
-        if state.model == "head":
-            assert self._head_texts is not None
-            self._head_texts.drop_tree(sequence)
-            return [], []
-        return state.keep_accepted(tree, verdict)
+    def commit(
+        self, sequences: SequenceOf[Sequence], verdicts: SequenceOf[Verdict]
+    ) -> tuple[list[int], list[int]]:
+        """Learn, and keep the accepted paths; see `outrider.engine.protocols.Drafter`."""
+        states: list[DraftState] = []
+        trees: list[DraftTree] = []
+        judged: list[Verdict] = []
+        for sequence, verdict in zip(sequences, verdicts, strict=True):
+            state = self._states.get(sequence.request_id)
+            if state is not None and state.tree is not None:
+                states.append(state)
+                trees.append(state.tree)
+                judged.append(verdict)
+                state.tree = None
+        sources: list[int] = []
+        destinations: list[int] = []
+        if not trees:
+            return sources, destinations
+        found = self._lessons.learn_trees(states, trees, [each.token_ids for each in judged])
+        for state, verdict, offsets in zip(states, judged, found, strict=True):
+            if state.model == "head":
+                assert self._head_texts is not None
+                self._head_texts.drop_tree(state.sequence)
+                continue
+            own_sources, own_destinations = state.keep_accepted(verdict, offsets)
+            sources += own_sources
+            destinations += own_destinations
+        return sources, destinations
 
     def texts(self, sequence: Sequence) -> list[tuple[str, KVView, list[int]]]:
         """Name what drafting reads of a sequence; see `outrider.engine.protocols.Drafter`."""

@@ -233,10 +233,12 @@ class Drafter(Protocol):
         For each of them "small" or "head", an empty view of its cache, and the tokens.
         """
 
-    def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
-        """Learn the verdict; returns (source, destination) slots to move in the small KV cache.
+    def commit(
+        self, sequences: SequenceOf[Sequence], verdicts: SequenceOf[Verdict]
+    ) -> tuple[list[int], list[int]]:
+        """Learn the verdicts; returns (source, destination) slots to move in the small KV cache.
 
-        Called before the emitted tokens are appended to the sequence.
+        Called before the emitted tokens are appended to the sequences.
         """
 
     def adopt(self, sequence: Sequence, view: KVView) -> None:

@@ -468,7 +468,9 @@ class ScriptedDrafter:
     ) -> TokenTree | None:
         return None
 
-    def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
+    def commit(
+        self, sequences: SequenceOf[Sequence], verdicts: SequenceOf[Verdict]
+    ) -> tuple[list[int], list[int]]:
         return [], []
 
     def adopt(self, sequence: Sequence, view: KVView) -> None:

@@ -6,6 +6,7 @@ decay and begins at the confidence itself; a running isotonic fit (pool adjacent
 al., 1955; as a calibration: Zadrozny, Elkan, 2002) keeps the result in the confidences' order.
 """
 
+import ctypes
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
@@ -128,6 +129,7 @@ class EdgeCalibration:
             kept=_KEPT,
         )
         """The same for the compiled library, as long as this is there."""
+        self.table_address = ctypes.addressof(self.table)
 
     @property
     def version(self) -> int:

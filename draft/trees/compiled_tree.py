@@ -8,6 +8,7 @@ import ctypes
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -66,7 +67,7 @@ class CompiledTree(TreeStruct, GuessTree):
         if calibration is not None:
             tree._calibration = calibration.of  # stays as long as the library reads it
             tree.is_greedy = calibration.is_greedy
-            tree.calibration = ctypes.addressof(calibration.of.table)
+            tree.calibration = calibration.of.table_address
         library.begin(tree.address)
         return tree
 
@@ -223,41 +224,6 @@ class CompiledTree(TreeStruct, GuessTree):
         candidate = self.memory[node]
         return candidate.depth, candidate.path_prob
 
-    # ---- what was right of it --------------------------------------------------------------
-
-    def follow(self, token_ids: list[int]) -> list[int]:
-        """The candidates that spell these tokens from the root on, as far as there are any."""
-        return self._follow(token_ids)[0]
-
-    def offsets(self, token_ids: list[int]) -> list[int | None]:
-        """Return how far `follow`'s candidates lie behind the root's slot; None: not computed."""
-        return [None if offset < 0 else offset for offset in self._follow(token_ids)[1]]
-
-    def _follow(self, token_ids: list[int]) -> tuple[list[int], list[int]]:
-        """Return the candidates that spell these tokens, and their offsets."""
-        tokens = array("q", token_ids)
-        nodes, offsets = _numbers("q", len(tokens)), _numbers("q", len(tokens))
-        number = self.library.follow(
-            *(self.address, tokens.buffer_info()[0], len(tokens)),
-            *(nodes.buffer_info()[0], offsets.buffer_info()[0]),
-        )
-        return nodes[:number].tolist(), offsets[:number].tolist()
-
-    def first_guess(self) -> int | None:
-        """The token that the model thought likeliest behind the root; None: it named none."""
-        token_id = self.library.first_guess(self.address)
-        return None if token_id < 0 else token_id
-
-    def teach(self, calibration: RequestCalibration, token_ids: list[int]) -> None:
-        """Let a calibration learn from every guess whose parent these tokens reach."""
-        tokens, progress = array("q", token_ids), array("q", (0,))
-        arguments = (
-            *(self.address, ctypes.addressof(calibration.of.table), tokens.buffer_info()[0]),
-            *(len(tokens), calibration.is_greedy, progress.buffer_info()[0]),
-        )
-        while (curve := self.library.learn(*arguments)) >= 0:
-            calibration.of.fit(curve)
-
 
 _EMPTY = TreeStruct(
     model_bit=_MODEL,
@@ -383,6 +349,46 @@ def select(
         chosen.append(found)
         start = end
     return chosen
+
+
+def teach(
+    trees: SequenceOf[CompiledTree],
+    calibrations: SequenceOf[RequestCalibration],
+    texts: SequenceOf[list[int]],
+) -> None:
+    """Let calibrations learn; see `outrider.draft.trees.tree_batch.teach`."""
+    which, counts, tokens = tree_addresses(trees), *_flat(texts)
+    tables = array("Q", [calibration.of.table_address for calibration in calibrations])
+    progress = array("q", (0, 0))
+    arguments = (
+        *(which.buffer_info()[0], len(trees), tables.buffer_info()[0]),
+        *(counts.buffer_info()[0], tokens.buffer_info()[0], progress.buffer_info()[0]),
+    )
+    while (curve := trees[0].library.learn(*arguments)) >= 0:
+        calibrations[progress[0]].of.fit(curve)
+
+
+def judged(
+    trees: SequenceOf[CompiledTree], texts: SequenceOf[list[int]]
+) -> list[tuple[int | None, list[int]]]:
+    """Say what was right; see `outrider.draft.trees.tree_batch.judged`."""
+    which, counts, tokens = tree_addresses(trees), *_flat(texts)
+    firsts, offsets = _numbers("q", len(trees)), _numbers("q", len(tokens))
+    trees[0].library.judged(
+        *(which.buffer_info()[0], len(trees), counts.buffer_info()[0], tokens.buffer_info()[0]),
+        *(firsts.buffer_info()[0], offsets.buffer_info()[0]),
+    )
+    found: list[tuple[int | None, list[int]]] = []
+    start, numbers = 0, offsets.tolist()
+    for first, count in zip(firsts, counts, strict=True):
+        found.append((None if first < 0 else first, numbers[start : start + count]))
+        start += count
+    return found
+
+
+def _flat(texts: SequenceOf[list[int]]) -> tuple["array[int]", "array[int]"]:
+    """Return the lengths of texts, and their tokens one behind the other."""
+    return array("q", map(len, texts)), array("q", chain.from_iterable(texts))
 
 
 def tree_addresses(trees: SequenceOf[CompiledTree]) -> "array[int]":

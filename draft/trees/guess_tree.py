@@ -136,10 +136,15 @@ class GuessTree:
             node = child
         return nodes
 
-    def offsets(self, token_ids: list[int]) -> list[int | None]:
-        """Return how far `follow`'s candidates lie behind the root's slot; None: not computed."""
+    def offsets(self, token_ids: list[int]) -> list[int]:
+        """Return how far the guesses that say these tokens lie behind the root's slot.
+
+        -1 for what was not computed, and for what no guess says.
+        """
         candidates = self.candidates
-        return [candidates[node].offset for node in self.follow(token_ids)]
+        found = [candidates[node].offset for node in self.follow(token_ids)]
+        known = [-1 if offset is None else offset for offset in found]
+        return known + [-1] * (len(token_ids) - len(known))
 
     def first_guess(self) -> int | None:
         """The token that the model thought likeliest behind the root; None: it named none."""

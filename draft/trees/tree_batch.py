@@ -137,3 +137,31 @@ def select(
         tree.to_token_tree([node for prob, node in tree.verifiable() if prob * weight >= floor])
         for tree, weight in zip(trees, weights, strict=True)
     ]
+
+
+def teach(
+    trees: SequenceOf[DraftTree],
+    calibrations: SequenceOf[RequestCalibration],
+    texts: SequenceOf[list[int]],
+) -> None:
+    """Let each tree's calibration learn from every guess whose parent its text reaches."""
+    if _are_compiled(trees):
+        compiled_tree.teach(trees, calibrations, texts)
+        return
+    for tree, calibration, text in zip(trees, calibrations, texts, strict=True):
+        tree.teach(calibration, text)
+
+
+def judged(
+    trees: SequenceOf[DraftTree], texts: SequenceOf[list[int]]
+) -> list[tuple[int | None, list[int]]]:
+    """Return of each tree its model's likeliest token behind the root, and its text's offsets.
+
+    None where it named none. The offsets say how far each token of the text lies behind the root's
+    slot; -1 for what was not computed and for what no guess says.
+    """
+    if _are_compiled(trees):
+        return compiled_tree.judged(trees, texts)
+    return [
+        (tree.first_guess(), tree.offsets(text)) for tree, text in zip(trees, texts, strict=True)
+    ]

@@ -215,12 +215,9 @@ class LargePass:
         )
         self._runners["large"].move_slots(*accepted_moves(items, verdicts))
         if self._drafter is not None:
-            sources: list[int] = []
-            destinations: list[int] = []
-            for item, verdict in zip(items, verdicts, strict=True):
-                own_sources, own_destinations = self._drafter.commit(item.sequence, verdict)
-                sources += own_sources
-                destinations += own_destinations
+            sources, destinations = self._drafter.commit(
+                [item.sequence for item in items], verdicts
+            )
             if sources:
                 self._runners["small"].move_slots(sources, destinations)
         return verdicts

@@ -500,60 +500,69 @@ EXPORT int32_t outrider_tree_select(Tree* const* trees, int64_t num_trees, const
     return 0;
 }
 
-// Lists the candidates that spell these tokens from the root on, and their offsets; returns how many
-// there are.
-EXPORT int64_t outrider_tree_follow(const Tree* tree, const int64_t* token_ids, int64_t count,
-                                    int64_t* nodes, int64_t* offsets) {
-    int64_t node = 0, number = 0;
-    while (number < count && (node = find_child(*tree, node, token_ids[number])) != kNone) {
-        offsets[number] = tree->candidates[node].offset;
-        nodes[number++] = node;
-    }
-    return number;
-}
-
-// Learns from the guesses whose parents these tokens reach. Returns the number of a curve that is to
-// be fitted before it goes on from `progress` (0 at first), -1 at the end.
-EXPORT int64_t outrider_tree_learn(const Tree* tree, const CalibrationTable* known,
-                                   const int64_t* token_ids, int64_t count, int32_t is_greedy,
-                                   int64_t* progress) {
-    int64_t number = 0, node = 0;
-    for (int64_t each = 0; each < count && node != kNone; ++each) {
-        int64_t right = kNone;
-        for (int64_t child = tree->candidates[node].first_child; child != kNone;
-             child = tree->candidates[child].next_sibling) {
-            const Candidate& guess = tree->candidates[child];
-            const bool is_right = guess.token_id == token_ids[each];
-            if (is_right) right = child;
-            const int64_t own = kind_of(*known, guess.evidence, guess.depth, is_greedy != 0);
-            for (const int64_t curve : {guess.evidence, known->num_kinds + own}) {
-                if (number++ < *progress) continue;
-                const int64_t bin =
-                    curve * (known->num_edges + 1) + bin_of(*known, guess.confidence);
-                known->num_right[bin] = known->kept * known->num_right[bin] + double(is_right);
-                known->num_judged[bin] = known->kept * known->num_judged[bin] + 1.0;
-                known->sum_confidence[bin] =
-                    known->kept * known->sum_confidence[bin] + guess.confidence;
-                if (++known->num_unfitted[curve] < known->refit_every) continue;
-                *progress = number;
-                return curve;
+// Learns from the guesses of many trees whose parents `token_ids` reach, `counts` of them for each tree.
+// Returns the number of a curve that is to be fitted before it goes on from `progress` (a tree and how
+// many of its guesses are known; 0 and 0 at first), -1 at the end.
+EXPORT int64_t outrider_tree_learn(const Tree* const* trees, int64_t num_trees,
+                                   const CalibrationTable* const* tables, const int64_t* counts,
+                                   const int64_t* token_ids, int64_t* progress) {
+    for (int64_t which = 0; which < num_trees; token_ids += counts[which++]) {
+        if (which < progress[0]) continue;
+        const Tree& tree = *trees[which];
+        const CalibrationTable& known = *tables[which];
+        const int64_t num_known = which == progress[0] ? progress[1] : 0;
+        int64_t number = 0, node = 0;
+        for (int64_t each = 0; each < counts[which] && node != kNone; ++each) {
+            int64_t right = kNone;
+            for (int64_t child = tree.candidates[node].first_child; child != kNone;
+                 child = tree.candidates[child].next_sibling) {
+                const Candidate& guess = tree.candidates[child];
+                const bool is_right = guess.token_id == token_ids[each];
+                if (is_right) right = child;
+                const int64_t own = kind_of(known, guess.evidence, guess.depth, tree.is_greedy);
+                for (const int64_t curve : {guess.evidence, known.num_kinds + own}) {
+                    if (number++ < num_known) continue;
+                    const int64_t bin =
+                        curve * (known.num_edges + 1) + bin_of(known, guess.confidence);
+                    known.num_right[bin] = known.kept * known.num_right[bin] + double(is_right);
+                    known.num_judged[bin] = known.kept * known.num_judged[bin] + 1.0;
+                    known.sum_confidence[bin] =
+                        known.kept * known.sum_confidence[bin] + guess.confidence;
+                    if (++known.num_unfitted[curve] < known.refit_every) continue;
+                    progress[0] = which;
+                    progress[1] = number;
+                    return curve;
+                }
             }
+            node = right;
         }
-        node = right;
     }
     return kNone;
 }
 
-// Returns the token that the drafting model thought likeliest behind the root, -1 for none.
-EXPORT int64_t outrider_tree_first_guess(const Tree* tree) {
-    const Candidate* best = nullptr;
-    for (int64_t child = tree->candidates[0].first_child; child != kNone;
-         child = tree->candidates[child].next_sibling) {
-        const Candidate& guess = tree->candidates[child];
-        if (!(guess.sources & tree->model_bit)) continue;
-        if (!best || guess.model_confidence > best->model_confidence) best = &guess;
+// Finds in many trees the token that the drafting model thought likeliest behind the root, -1 for none,
+// and how far the candidates that spell `token_ids` lie behind the root's slot, -1 for what was not
+// computed and for all behind the last that is there. `counts`: tokens of each tree.
+EXPORT void outrider_tree_judged(const Tree* const* trees, int64_t num_trees, const int64_t* counts,
+                                 const int64_t* token_ids, int64_t* first_guesses,
+                                 int64_t* offsets) {
+    for (int64_t which = 0; which < num_trees; ++which) {
+        const Tree& tree = *trees[which];
+        const Candidate* best = nullptr;
+        for (int64_t child = tree.candidates[0].first_child; child != kNone;
+             child = tree.candidates[child].next_sibling) {
+            const Candidate& guess = tree.candidates[child];
+            if (!(guess.sources & tree.model_bit)) continue;
+            if (!best || guess.model_confidence > best->model_confidence) best = &guess;
+        }
+        first_guesses[which] = best ? best->token_id : kNone;
+        int64_t node = 0;
+        for (int64_t each = 0; each < counts[which]; ++each) {
+            if (node != kNone) node = find_child(tree, node, *token_ids);
+            *offsets++ = node == kNone ? kNone : tree.candidates[node].offset;
+            ++token_ids;
+        }
     }
-    return best ? best->token_id : kNone;
 }
 
 // Ranks a tree's guesses.

@@ -81,9 +81,8 @@ _SIGNATURES: Final[dict[str, tuple[tuple[Any, ...], Any]]] = {
     "rows": ((*_TREES, *(_Address,) * 5), _Int32),
     "weigh": ((*_TREES, *(_Address,) * 3), _checked),
     "select": ((*_TREES, _Address, _Double, *(_Address,) * 6), _checked),
-    "follow": ((_Address, _Address, _Int64, _Address, _Address), _Int64),
-    "learn": ((_Address, _Address, _Address, _Int64, _Int32, _Address), _Int64),
-    "first_guess": ((_Address,), _Int64),
+    "learn": ((*_TREES, *(_Address,) * 4), _Int64),
+    "judged": ((*_TREES, *(_Address,) * 4), None),
 }
 
 
