@@ -15,6 +15,8 @@ programs use the machine), `M instr` the millions of instructions in it (the sam
 is done; 0 where they cannot be counted), `bound` what it may be. A speculative step has draft
 passes, each with host work of its own: `passes` counts them and the large one, `per pass` is the
 host work of one.
+`--bytecodes` runs every case once more and counts what Python itself carries out in a step, in the
+passes too: the same on any machine, however busy it is.
 `--profile` runs every case once more under cProfile and says where the processor time goes outside
 the passes; cProfile makes Python look slower than it is.
 
@@ -31,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared.bytecodes import BytecodeCounter
 from benchmarks.shared.driving import (
     Bench,
     add_draft_options,
@@ -106,9 +109,9 @@ def run_case(
     *,
     num_steps: int,
     max_tokens: int,
-    profile: cProfile.Profile | None = None,
+    profile: cProfile.Profile | BytecodeCounter | None = None,
 ) -> list[StepRecord]:
-    """Steady-state steps of one case; all sequences decode in each."""
+    """Steady-state steps of one case; all sequences decode in each. `profile`: watches them."""
     requests = make_requests(
         prompts[: case.num_sequences], tier="large", max_tokens=max_tokens, speculate=case.speculate
     )
@@ -259,6 +262,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 16, 32])
     parser.add_argument("--steps", type=int, default=40, help="measured steps a round")
+    parser.add_argument("--bytecodes", action="store_true", help="count what Python carries out")
     parser.add_argument("--profile", action="store_true", help="say where the time goes")
     add_draft_options(parser)
     arguments = parser.parse_args(argv)
@@ -310,6 +314,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         ],
         caption=f"{arguments.repeats} rounds of {arguments.steps} steps",
     )
+    if arguments.bytecodes:
+        for case in cases:
+            counter = BytecodeCounter()
+            run(case, profile=counter)
+            results[case.name]["bytecodes"] = counter.total / arguments.steps
+            console.print(f"{case.name}: {counter.total / arguments.steps:,.0f} bytecodes a step")
     if arguments.profile:
         for case in cases:
             # Processor time: a profile is for people, and a busy machine must not mislead them.
