@@ -71,6 +71,11 @@ class CompiledLayers:
         """True for a pass of so many rows with such a plan of attention."""
         return num_rows <= MAX_ROWS and isinstance(plan, RowPlan)
 
+    @property
+    def is_whole(self) -> bool:
+        """True if what stands before and behind the layers is compiled too."""
+        return self._pass.is_whole
+
     def runs_whole(self, num_rows: int, wanted: Tensor | None) -> bool:
         """True if `run_whole` is the way: all is compiled, and few rows are computed in vain.
 

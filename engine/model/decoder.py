@@ -17,7 +17,11 @@ from outrider.engine.model.few_row_layers import FewRowLayers
 from outrider.engine.model.kv_cache import KVCache
 from outrider.engine.model.layer_attention import LayerAttention, SharedInputs
 from outrider.engine.model.layers import LayerReader, Norm, normalise
-from outrider.engine.model.numerics import is_deterministic_anyway, numerics_fingerprint
+from outrider.engine.model.numerics import (
+    is_deterministic_anyway,
+    numerics_fingerprint,
+    refuse_portable,
+)
 from outrider.engine.model.protocol import ForwardOutput
 from outrider.engine.model.quantised.formats import EXACT, Rounding, StoredWay
 from outrider.engine.model.quantised.scheme import (
@@ -40,6 +44,7 @@ from outrider.kernels.attention.paged_attention import (
     plans_rows,
 )
 from outrider.kernels.cpu.panel_linear import PanelLinear
+from outrider.kernels.cpu.product_library import is_portable
 from outrider.kernels.cpu.row_attention import can_attend_rows
 from outrider.kernels.layers.compiled_pass import ModelEnds, WholePass
 from outrider.kernels.layers.compiled_rows import CompiledNorm, can_place_heads
@@ -157,6 +162,8 @@ class DecoderModel:
             spared -= self._embedding.numel()
         self.weight_bytes += weights.num_bytes - spared * dtype.itemsize
         self.scheme = weights.scheme or weights.held or str(dtype).removeprefix("torch.")
+        if not self._is_portable:
+            refuse_portable(config.model_id)
         self.numerics = numerics_fingerprint(
             checkpoint=self.fingerprint,
             scheme=self.scheme,
@@ -165,7 +172,14 @@ class DecoderModel:
             deterministic=deterministic,
             num_ranks=shard.count,
             has_long_rope=any(rope.serves_long(max_positions) for rope in ropes),
+            rotation=self._rotary,
         )
+
+    @property
+    def _is_portable(self) -> bool:
+        """True if compiled kernels are all of a pass but for operations with one rounding."""
+        is_whole = self._compiled is not None and self._compiled.is_whole
+        return is_whole and self.deterministic and self.config.logit_softcap is None
 
     @property
     def embedding(self) -> Tensor:
@@ -207,10 +221,11 @@ class DecoderModel:
         """Load a checkpoint from a local folder or, if there is none, from the hub.
 
         `dtype` "auto" is the checkpoint's own; `deterministic`: see the class, None for where it
-        costs nothing (`is_deterministic_anyway`); `max_context`: the positions to be served, where
-        they are fewer than the model's: longrope's frequencies depend on it; `rounding`: of
-        weights, None for none; of weights that come quantised, "decode" makes plain ones, "exact"
-        multiplies them with rows that are not rounded; `shard`: the part of the model to load.
+        costs nothing (`is_deterministic_anyway`), as portable numerics are in any case;
+        `max_context`: the positions to be served, where they are fewer than the model's:
+        longrope's frequencies depend on it; `rounding`: of weights, None for none; of weights that
+        come quantised, "decode" makes plain ones, "exact" multiplies them with rows that are not
+        rounded; `shard`: the part of the model to load.
         Raises UnsupportedModelError for what the engine cannot run and for missing, misshapen or
         unexpected tensors.
         """
@@ -227,9 +242,10 @@ class DecoderModel:
                 wanted = stored_dtype(config.weight_format, wanted)
             keeps = partial(can_keep_stored, device=target) if wanted == torch.bfloat16 else None
         if config.recurrence is not None:
+            refuse_portable(path_or_id)
             refuse_modes(config, is_rounded=rounding is not None, deterministic=deterministic)
             deterministic, keeps = False, None
-        if deterministic is None:
+        if deterministic is None or is_portable():
             deterministic = is_deterministic_anyway(wanted, target, head_dim=config.head_dim)
         make_reader: Callable[..., CheckpointReader] = CheckpointReader
         if not shard.is_whole:

@@ -7,6 +7,7 @@ import torch
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.model.decoder import DTYPES, DecoderModel, DtypeName
+from outrider.engine.model.numerics import refuse_portable
 from outrider.engine.model.protocol import CausalModel
 from outrider.engine.model.quantised.formats import Rounding, StoredWay
 from outrider.engine.model.read_config import read_model_config
@@ -52,6 +53,7 @@ def load_model(  # noqa: PLR0913 - all that a model may be loaded with
             f"{path_or_id} is {config.architecture}, which runs through transformers: its weights "
             "cannot be quantised here. Leave models.quantize off for it."
         )
+    refuse_portable(path_or_id)
     if deterministic:
         raise UnsupportedModelError(
             f"{path_or_id} is {config.architecture}, which runs through transformers: its modules "

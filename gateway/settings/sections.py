@@ -299,6 +299,9 @@ class EngineSettings(Section):
     """Make an answer's tokens independent of concurrent requests, also in 16 bits. auto does where
     it costs nothing: in bfloat16 on a CPU with the compiled products; elsewhere passes take
     longer."""
+    numerics: Literal["auto", "portable"] = "auto"
+    """portable computes with the same bits on every CPU with compiled products, so that a fleet may
+    mix processors and an answer go on anywhere; auto takes what is fastest on this one."""
     cuda_graphs: bool = True
     """On a GPU, replay recorded passes; off, for debugging, launches their kernels one by one."""
     overlap: bool = True

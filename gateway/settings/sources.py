@@ -34,6 +34,7 @@ _OWN_FLAGS: Final = {
             "engine.tensor_parallel",
             "engine.kv_cache_dtype",
             "engine.deterministic",
+            "engine.numerics",
             "engine.cuda_graphs",
             "engine.overlap",
             "server.host",

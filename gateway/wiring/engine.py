@@ -71,6 +71,10 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> Runners:
         raise EngineError("No model is configured; name one with --large or --small.")
     device = _pick_device(settings.engine.device)
     _check_modes(settings, device)
+    if settings.engine.numerics == "portable":
+        from outrider.kernels.cpu.product_library import compute_portably
+
+        compute_portably()
     if device.type == "cpu":
         log_products()
     ranks: Ranks | None = None
@@ -181,6 +185,8 @@ def log_products() -> None:
 def _deterministic(settings: Settings) -> bool | None:
     """Return whether it is asked for; None for "where it costs nothing"."""
     options = settings.engine
+    if options.numerics == "portable":
+        return True
     if options.deterministic != "auto":
         return options.deterministic
     # The compiled attention reads no fp8: keeping rows' bits would cost half of the speed.
@@ -406,6 +412,14 @@ def _check_modes(settings: Settings, device: "torch.device") -> None:
     """Raise EngineError for a mode that this device cannot run."""
     from outrider.kernels.triton_support import triton
 
+    options = settings.engine
+    if options.numerics == "portable" and (
+        device.type != "cpu" or options.kv_cache_dtype == "fp8" or options.deterministic is False
+    ):
+        raise EngineError(
+            "engine.numerics portable is for CPUs, in deterministic mode, and has no fp8 cache. "
+            "Use --device cpu, and leave engine.kv_cache_dtype and engine.deterministic at auto."
+        )
     if settings.engine.deterministic is True and device.type == "cuda" and triton is None:
         raise EngineError(
             "engine.deterministic on a GPU needs Triton, which is not installed here (it exists on "

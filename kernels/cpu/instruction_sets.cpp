@@ -70,6 +70,7 @@ bool has_processor(int32_t instruction_set) {
 #if defined(__x86_64__)
         case kAvx2: return has_avx2();
         case kAvxVnni: return has_vnni_vex() || has_vnni_evex();
+        case kAvx512Fma:
         case kAvx512: return has_avx512();
 #elif defined(__aarch64__)
         case kNeon: return true;
@@ -89,6 +90,8 @@ const Kernels* kernels_of(int32_t kind, int32_t instruction_set) {
             if (kind == kInt8) return kUsesVex ? vnni_vex_int8_kernels() : vnni_evex_int8_kernels();
             return avx2_kernels(Kind(kind));
         case kAvx2: return avx2_kernels(Kind(kind));
+        case kAvx512Fma:
+            return kind == kBfloat16 ? avx512_fma_kernels() : avx512_kernels(Kind(kind));
         case kAvx512: return avx512_kernels(Kind(kind));
 #elif defined(__aarch64__)
         case kNeon: return neon_kernels(Kind(kind));
@@ -104,6 +107,7 @@ const GroupedKernels* grouped_kernels_of(int32_t instruction_set) {
 #if defined(__x86_64__)
         case kAvx2: return avx2_grouped_kernels();
         case kAvxVnni: return kUsesVex ? vnni_vex_grouped_kernels() : vnni_evex_grouped_kernels();
+        case kAvx512Fma:
         case kAvx512: return avx512_grouped_kernels();
 #elif defined(__aarch64__)
         case kNeon: return neon_grouped_kernels();
@@ -119,6 +123,7 @@ const StoredKernels* stored_kernels_of(int32_t instruction_set) {
 #if defined(__x86_64__)
         case kAvx2:
         case kAvxVnni: return avx2_stored_kernels();
+        case kAvx512Fma: return avx512_fma_stored_kernels();
         case kAvx512: return avx512_stored_kernels();
 #elif defined(__aarch64__)
         case kNeon:
@@ -134,6 +139,7 @@ const RowOps* row_ops_of(int32_t instruction_set) {
 #if defined(__x86_64__)
         case kAvx2:
         case kAvxVnni: return avx2_row_ops();
+        case kAvx512Fma:
         case kAvx512: return avx512_row_ops();
 #elif defined(__aarch64__)
         case kNeon:

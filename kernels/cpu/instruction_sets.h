@@ -17,10 +17,11 @@ enum InstructionSet : int32_t {
     kNone = 0,
     kAvx2 = 1,
     kAvxVnni = 2,  // AVX2 with dot products of bytes, in either encoding
-    kAvx512 = 3,   // with dot products of bytes and of bfloat16
-    kNeon = 4,
-    kNeonDot = 5,   // with dot products of bytes
-    kNeonBf16 = 6,  // and of bfloat16
+    kAvx512Fma = 3,  // with dot products of bytes; bfloat16 is widened, as in AVX2 and NEON
+    kAvx512 = 4,     // with dot products of bytes and of bfloat16
+    kNeon = 5,
+    kNeonDot = 6,   // with dot products of bytes
+    kNeonBf16 = 7,  // and of bfloat16
 };
 
 const Kernels* avx2_kernels(Kind kind);
@@ -38,6 +39,10 @@ const Kernels* avx512_kernels(Kind kind);
 const GroupedKernels* avx512_grouped_kernels();
 const StoredKernels* avx512_stored_kernels();
 const RowOps* avx512_row_ops();
+
+// What differs from AVX-512, so that all sums are those of AVX2 and NEON.
+const Kernels* avx512_fma_kernels();
+const StoredKernels* avx512_fma_stored_kernels();
 
 const Kernels* neon_kernels(Kind kind);
 const GroupedKernels* neon_grouped_kernels();

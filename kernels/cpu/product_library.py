@@ -43,13 +43,32 @@ class InstructionSet(IntEnum):
     NONE = 0
     AVX2 = 1
     AVX2_VNNI = 2  # with VNNI's dot products of bytes
-    AVX512 = 3  # with bfloat16 and VNNI dot products
-    NEON = 4
-    NEON_DOT = 5  # with dot products of bytes
-    NEON_BF16 = 6  # with bfloat16 dot products too
+    AVX512_FMA = 3  # with VNNI's dot products of bytes; bfloat16 is widened
+    AVX512 = 4  # with bfloat16 and VNNI dot products
+    NEON = 5
+    NEON_DOT = 6  # with dot products of bytes
+    NEON_BF16 = 7  # with bfloat16 dot products too
 
 
 _WORDS: Final = {each.name.lower().replace("_", "-"): each for each in InstructionSet if each}
+
+
+# They multiply pairs of bfloat16 with roundings of their own; what is below them widens both.
+_OWN_ROUNDING: Final = (InstructionSet.AVX512, InstructionSet.NEON_BF16)
+_NUMERICS: Final = "OUTRIDER_NUMERICS"
+PORTABLE: Final = "portable, 1"
+"""The name of the arithmetic that all processors have; another number is another arithmetic."""
+
+
+def is_portable() -> bool:
+    """True if OUTRIDER_NUMERICS has this process compute as every other processor can."""
+    return os.environ.get(_NUMERICS) == "portable"
+
+
+def compute_portably() -> None:
+    """Have this process and its children do so; before a model is loaded."""
+    os.environ[_NUMERICS] = "portable"
+    product_support.cache_clear()
 
 
 def _allowed() -> list[InstructionSet]:
@@ -296,10 +315,12 @@ def product_support(folder: Path = Path(__file__).parent) -> ProductSupport:
         library = ProductLibrary(path)
     except OSError as error:
         return _unsupported(f"torch's; the compiled ones do not load: {error}", _BUILD_ADVICE)
-    best = max(library.instruction_sets, default=InstructionSet.NONE)
+    usable = library.instruction_sets.difference(_OWN_ROUNDING if is_portable() else ())
+    best = max(usable, default=InstructionSet.NONE)
     if best is InstructionSet.NONE:
         return _unsupported("torch's; this processor has no instruction set that may be used")
-    detail = f"compiled, for {best.name} in {path.name}"
+    way = "portable, by" if is_portable() else "for"
+    detail = f"compiled, {way} {best.name} in {path.name}"
     return ProductSupport(library=library, instruction_set=best, detail=detail)
 
 

@@ -181,7 +181,7 @@ Border border_of(const Row& row, float low, Reached of_low, IsEnough is_enough) 
 
 float floor_of(const Row& row, int64_t top_k, float top_p, float min_p) {
     // The likeliest token always stays.
-    float floor = min_p > 0.0f ? row.peak + logf(min_p) : -INFINITY;
+    float floor = min_p > 0.0f ? row.peak + first_of(logarithm(filled(min_p))) : -INFINITY;
     if (floor > row.peak) floor = row.peak;
     const bool cuts_k = top_k < row.width, cuts_p = top_p < 1.0f;
     Reached kept = {row.width, 0.0};

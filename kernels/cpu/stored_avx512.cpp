@@ -296,10 +296,13 @@ void decode(const StoredBlock& block) {
 }
 
 constexpr outrider::StoredKernels kKernels = {kMaxGroupRows, multiply_block, decode};
+constexpr outrider::StoredKernels kDecoding = {0, nullptr, decode};
 
 }  // namespace
 
 const outrider::StoredKernels* outrider::avx512_stored_kernels() { return &kKernels; }
+const outrider::StoredKernels* outrider::avx512_fma_stored_kernels() { return &kDecoding; }
 #else
 const outrider::StoredKernels* outrider::avx512_stored_kernels() { return nullptr; }
+const outrider::StoredKernels* outrider::avx512_fma_stored_kernels() { return nullptr; }
 #endif

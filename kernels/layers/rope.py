@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.kernels.cpu.product_library import is_portable
 from outrider.kernels.layers.rms_norm import RmsNorm
 from outrider.kernels.triton_support import (
     jit,
@@ -104,6 +105,14 @@ class RopeConfig:
         return None if order == sorted(order) else order
 
 
+def _precise(numbers: Tensor) -> Tensor:
+    """Return float32 numbers as they are, or in float64 where numerics are portable.
+
+    What processors' functions differ in is then not among the digits that stay.
+    """
+    return numbers.double() if is_portable() else numbers
+
+
 def rope_frequencies(config: RopeConfig, *, max_positions: int = 0) -> Tensor:
     """Angle per position for each pair of dimensions: [head_dim / 2] float32, radians.
 
@@ -111,7 +120,7 @@ def rope_frequencies(config: RopeConfig, *, max_positions: int = 0) -> Tensor:
     turn come last, with 0.
     """
     size = config.num_rotated
-    exponents = torch.arange(0, size, 2, dtype=torch.float32) / max(size, 1)
+    exponents = _precise(torch.arange(0, size, 2, dtype=torch.float32) / max(size, 1))
     frequencies = 1.0 / (config.theta**exponents)  # [num_rotated / 2]
     if config.rope_type == "linear":
         frequencies = frequencies / config.factor
@@ -129,7 +138,7 @@ def rope_frequencies(config: RopeConfig, *, max_positions: int = 0) -> Tensor:
         is_long = config.serves_long(max_positions)
         factors = config.long_factors if is_long else config.short_factors
         frequencies = 1.0 / (torch.tensor(factors) * config.theta**exponents)
-    return torch.cat((frequencies, torch.zeros((config.head_dim - size) // 2)))
+    return torch.cat((frequencies.float(), torch.zeros((config.head_dim - size) // 2)))
 
 
 def _yarn_ramp(config: RopeConfig) -> Tensor:
@@ -168,11 +177,11 @@ class RotaryTable:
         """Compute the table in float32 and round it to dtype, as Hugging Face's models do."""
         positions = torch.arange(max_positions, dtype=torch.float32)
         frequencies = rope_frequencies(config, max_positions=max_positions)
-        angles = torch.outer(positions, frequencies)  # [positions, head_dim / 2]
+        angles = _precise(torch.outer(positions, frequencies))  # [positions, head_dim / 2]
         length = torch.ones(config.head_dim // 2)
         length[: config.num_rotated // 2] = config.attention_factor
         cos, sin = angles.cos() * length, angles.sin() * length
-        table = torch.cat((cos, cos, -sin, sin), -1)  # [positions, 2 * head_dim]
+        table = torch.cat((cos, cos, -sin, sin), -1).float()  # [positions, 2 * head_dim]
         self._table = table.to(dtype).to(device)
         self._head_dim = config.head_dim
         self.turns = config.num_rotated > 0  # else every head stays as it is

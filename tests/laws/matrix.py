@@ -138,6 +138,7 @@ def _folder() -> Path:
     return folder
 
 
+@cache
 def _stored_gguf() -> Path:
     """The large model's weights in a GGUF file of 4 bits."""
     plain, file = PAIR_FOLDER / "large", _folder() / "large.gguf"
@@ -147,6 +148,7 @@ def _stored_gguf() -> Path:
     return gguf_folder(file, _folder() / "read", add_tokenizer=lambda *_: None)
 
 
+@cache
 def _stored_awq() -> Path:
     folder = _folder() / "awq"
     shutil.copytree(PAIR_FOLDER / "large", folder)

@@ -26,7 +26,7 @@ from outrider.kernels.quantised.weight import (
 logger = logging.getLogger(__name__)
 
 # Raised whenever rounding gives other numbers than before.
-_VERSION: Final = "2"
+_VERSION: Final = "3"
 _SPARE_BYTES: Final = 1 << 30  # left free on the disk
 _LAYERS: Final = "model.layers."
 

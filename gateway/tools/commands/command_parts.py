@@ -175,6 +175,14 @@ class ModelFlags(PairFlags):
         ),
         Sets("engine.deterministic"),
     ] = None
+    numerics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|portable",
+            help="portable: the same bits on every CPU, so that a fleet may mix them.",
+        ),
+        Sets("engine.numerics"),
+    ] = None
     cuda_graphs: Annotated[
         bool | None,
         typer.Option("--cuda-graphs/--no-cuda-graphs", help="Replay recorded passes on a GPU."),

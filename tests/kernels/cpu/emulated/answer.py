@@ -1,9 +1,9 @@
 """Answers one prompt with the bundled pair, in this process and on its own library or another.
 
-    python answer.py LIBRARY PROMPT
+    python answer.py LIBRARY PROMPT [NUMERICS [SCHEME]]
 
 LIBRARY is a compiled library's path, or empty for the product's own. Prints JSON: `detail`, what
-runs the products, and `tokens`, by way of answering.
+runs the products, `numerics`, the large model's fingerprint, and `tokens`, by way of answering.
 """
 
 import json
@@ -24,13 +24,15 @@ from outrider.verifier.params import SamplingParams
 WAYS = {"greedy": (0.0, True), "plain": (0.0, False), "sampled": (0.8, True)}
 
 
-def main(library: str, prompt: str) -> None:
+def main(library: str, prompt: str, numerics: str = "auto", scheme: str = "") -> None:
     """Answer in all ways at once."""
     if library:
         product_library.library_path = lambda _folder: Path(library)
     pair = bundled_pair()
     flags = {"models.large": str(pair / "large"), "models.small": str(pair / "small")}
-    settings = load_settings(flags=flags | {"engine.num_threads": 1}, environ={}, config_file=None)
+    flags |= {"engine.num_threads": 1, "engine.numerics": numerics}
+    flags |= {"models.quantize": scheme} if scheme else {}
+    settings = load_settings(flags=flags, environ={}, config_file=None)
     runners = wiring.load_runners(settings, lambda *_: None)
     engine = wiring.join(settings, runners, None, grammars={})
     tokenizer = AutoTokenizer.from_pretrained(pair / "large")
@@ -61,7 +63,8 @@ def main(library: str, prompt: str) -> None:
                 tokens[event.request_id] += event.token_ids
             if isinstance(event, Failed):
                 raise SystemExit(event.message)
-    found = {"detail": product_library.product_support().detail, "tokens": tokens}
+    detail = product_library.product_support().detail
+    found = {"detail": detail, "numerics": runners["large"].numerics, "tokens": tokens}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

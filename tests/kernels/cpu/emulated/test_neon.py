@@ -207,3 +207,6 @@ def test_where_sums_are_alike_the_bits_are_avx2s(
             torch.testing.assert_close(theirs.float(), ours.float(), atol=0.05, rtol=0.05)
         else:
             assert same_bits(ours, theirs)
+    monkeypatch.setenv("OUTRIDER_NUMERICS", "portable")
+    product_support.cache_clear()
+    assert all(same_bits(*both) for both in zip(here, everywhere(), strict=True))
