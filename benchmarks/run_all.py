@@ -83,6 +83,11 @@ JOBS = (
         ),
     ),
     Job(
+        script="bench_acceptance",
+        arguments=("--pair", "disagreeing", "--num-prompts", "40"),
+        quick=("--num-prompts", "2", "--max-new", "16"),
+    ),
+    Job(
         script="bench_repeats",
         arguments=(*_BF16, *_TARGET, "--num-prompts", "3", "--repeats", "1"),
         quick=(*_BF16, *_QUICK_TARGET, "--num-prompts", "1", "--repeats", "1", "--max-new", "16"),
@@ -190,6 +195,11 @@ JOBS = (
     ),
     Job(script="bench_router", arguments=("--seconds", "20"), quick=("--quick",)),
     Job(script="bench_products", arguments=_TARGET, quick=("--repeats", "3")),
+    Job(
+        script="bench_coupled_answers",
+        arguments=(),
+        quick=("--num-tasks", "4", "--num-seeds", "2", "--max-new", "16"),
+    ),
     Job(script="bench_quality", arguments=(), quick=("--num-tasks", "48")),
     Job(
         script="bench_adapters",
