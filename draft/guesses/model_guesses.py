@@ -9,6 +9,7 @@ from outrider.draft.budget.budget import StepBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft, DraftState
 from outrider.draft.guesses.compiled_levels import CompiledLevels, compiled_levels
+from outrider.draft.guesses.cut_tokens import has_cut_tokens, scores_with_cut_tokens
 from outrider.draft.heads.protocol import BlockLayout
 from outrider.draft.text.token_map import TokenMap
 from outrider.draft.trees.tree_batch import DraftTree, frontier_slices, grow_rows
@@ -258,7 +259,8 @@ class ModelGuesses:
 
         `groups`: of all rows; none where all sequences take the greatest logit.
         """
-        scores = perturbed_scores(logits, groups)
+        rank = scores_with_cut_tokens if has_cut_tokens(groups) else perturbed_scores
+        scores = rank(logits, groups)
         # Given the shared noise, the chance that the target agrees follows from a token's lead.
         return likeliest_tokens(scores, min(self._config.max_branching, scores.shape[1]))
 
