@@ -49,8 +49,9 @@ function saySetup() {
   byId("setup-said").textContent = words.join(" · ");
 }
 
-function requestOf(side) {
-  const options = {};
+// `seed`: of a message that both sides answer, so that they draw with the same noise.
+function requestOf(side, seed) {
+  const options = {}, temperature = Number(byId("temperature").value) || 0;
   const isShown = (field) => !field.closest("label").hidden;
   if (isShown(side.speculation)) options.speculation = side.speculation.checked ? "on" : "off";
   if (side.arm.value.trim()) delete options.speculation;  // the arm sets it
@@ -63,7 +64,8 @@ function requestOf(side) {
     ...(byId("json").checked && { response_format: { type: "json_object" } }),
     model: side.model.value,
     messages: [...(system ? [{ role: "system", content: system }] : []), ...side.messages],
-    temperature: Number(byId("temperature").value) || 0,
+    temperature,
+    ...(temperature && seed !== null && { seed }),
     stream: true,
     stream_options: { include_usage: true },
     outrider: options,
@@ -75,7 +77,7 @@ async function generate(view, side, signal) {
   const { seen } = view;
   seen.startMs = performance.now();
   const arm = side.arm.value.trim();
-  view.request = { body: requestOf(side), arm };
+  view.request = { body: requestOf(side, view.card.turn.seed), arm };
   try {
     const response = await ask("/v1/chat/completions", {
       method: "POST",
@@ -193,7 +195,12 @@ async function run(prompt) {
   byId("welcome").hidden = true;
   byId("setup").open = false;
   byId("new").hidden = false;
-  const turn = { prompt, before: sides.map((side) => [...side.messages]), node: element("div", { class: "turn" }) };
+  const turn = {
+    prompt,
+    seed: isPair ? Math.floor(Math.random() * 2 ** 31) : null,
+    before: sides.map((side) => [...side.messages]),
+    node: element("div", { class: "turn" }),
+  };
   const edits = element("button", { type: "button", class: "edit", "aria-label": "Edit this message" }, "Edit");
   edits.addEventListener("click", () => { if (!running.size) edit(turn); });
   const answers = element("div", { class: "answers" });
