@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 # Answers between two steps; others wait for the next ones.
 _BESIDE_STEPS: Final = 8
+# An engine that computes nothing for so long is not about to have what it is asked for.
+_IDLE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,17 @@ class BlockServer:
         self._send = send
         self._clock = clock
         self._waiting: list[_Waiting] = []
+        self._busy_s = clock()
 
     def add(self, command: PullBlocks) -> None:
         """Take a call in. Their number is bounded by the socket that they come from."""
-        self._waiting.append(_Waiting(command, self._clock() + command.wanted.wait_s))
+        self._busy_s = self._clock()  # what it asks for may be on its way
+        self._waiting.append(_Waiting(command, self._busy_s + command.wanted.wait_s))
 
     def step(self, *, is_idle: bool) -> None:
         """Answer what can be answered now; `is_idle`: no step waits for it."""
+        if not is_idle:
+            self._busy_s = self._clock()
         most = len(self._waiting) if is_idle else _BESIDE_STEPS
         left: list[_Waiting] = []
         for waiting in self._waiting:
@@ -76,7 +82,7 @@ class BlockServer:
             logger.exception("blocks could not be read")
             extents, error = [], pack_error(failure)
         if extents is None:
-            if self._clock() < waiting.until_s:
+            if self._clock() < min(waiting.until_s, self._busy_s + _IDLE_S):
                 return False
             extents = []
         packed = [pack_extent(extent) for extent in extents]

@@ -72,6 +72,7 @@ _WAKE_MS: Final = 1000  # when nothing comes, to look for gateways that have gon
 _MOST_AT_ONCE: Final = 512  # messages taken in between two steps
 _MOST_UNREAD: Final = 256  # messages of one gateway that the engine has not come to
 _LINGER_MS: Final = 2_000
+_HAND_OVER_S: Final = 1.0  # for engines that ask a draining one for blocks
 
 
 class EngineListener:
@@ -98,6 +99,7 @@ class EngineListener:
         self._look_s = 0.0
         self._drain_timeout_s: float | None = None
         self._ends_s: float | None = None
+        self._busy_s = 0.0  # when it last had a request or a call, while it drains
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         self._wake_out, self._wake_in = socket.socketpair()
@@ -378,15 +380,21 @@ class EngineListener:
     def _drain(self) -> None:
         assert self._drain_timeout_s is not None
         if self._ends_s is None:
-            self._ends_s = self._clock() + self._drain_timeout_s
+            self._busy_s = self._clock()
+            self._ends_s = self._busy_s + self._drain_timeout_s
             self._say_to_all(EngineDraining())
 
     @property
     def _has_drained(self) -> bool:
         if self._ends_s is None:
             return False
-        is_idle = not any(gateway.engine_ids for gateway in self._gateways.values())
-        return is_idle or self._clock() >= self._ends_s
+        now_s, gateways = self._clock(), self._gateways.values()
+        if self._calls or any(gateway.engine_ids for gateway in gateways):
+            self._busy_s = now_s
+            return now_s >= self._ends_s
+        # Those that follow its cache have answers go on elsewhere, which get their blocks here.
+        lingers = any(gateway.wants_blocks or gateway.wants_reset for gateway in gateways)
+        return now_s >= min(self._busy_s + (_HAND_OVER_S if lingers else 0.0), self._ends_s)
 
     def close(self) -> None:
         """Close the socket; the last messages have a moment to leave."""

@@ -1,5 +1,6 @@
 """Blocks over the line between two engines: sockets with keys, engines that do not keep to it."""
 
+import asyncio
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 from outrider.engine.cache.extents import Extent, ExtentError, ExtentHeader
 from outrider.engine.cache.peers import BlocksWanted, PeerError
 from outrider.gateway.engines.backends.peer_lines import PeerLines
-from tests.gateway.engines.backends.replicas import make_keys
+from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
+from tests.gateway.engines.backends.clients import becomes, run, started
+from tests.gateway.engines.backends.replicas import Replica, make_keys
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.peers import listening, peer_lines
 
@@ -77,7 +80,7 @@ def test_a_refusal_comes_with_its_reason_and_ends_nothing(error: Exception) -> N
 
 @pytest.mark.slow
 def test_blocks_that_come_to_be_there_are_sent_then() -> None:
-    with listening(SendingEngine(num_looks=2)) as endpoint, peer_lines() as lines:
+    with listening(SendingEngine(num_looks=1)) as endpoint, peer_lines() as lines:
         assert pulled(lines, endpoint)
         soon = BlocksWanted(
             tier="large", fingerprint="f", first=0, parent=b"p", hashes=(b"one",), wait_s=0.0
@@ -91,6 +94,12 @@ def test_blocks_that_never_come_to_be_there_are_not_waited_for() -> None:
     )
     with listening(SendingEngine(num_looks=10**9)) as endpoint, peer_lines() as lines:
         assert pulled(lines, endpoint, soon) == []
+
+
+@pytest.mark.slow
+def test_an_engine_that_computes_nothing_says_so_before_the_wait_is_over() -> None:
+    with listening(SendingEngine(num_looks=10**9)) as endpoint, peer_lines() as lines:
+        assert lines.pull(endpoint, WANTED).result(timeout=20) == []
 
 
 def test_damaged_blocks_are_told_from_sound_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +120,7 @@ def test_an_engine_that_ends_fails_what_it_was_asked_and_is_reached_again() -> N
         with listening(SendingEngine(num_looks=10**9)) as endpoint:
             future: Future[list[Extent]] = lines.pull(endpoint, WANTED)
             with pytest.raises(TimeoutError):
-                future.result(timeout=0.5)
+                future.result(timeout=0.2)
         with pytest.raises(PeerError):
             future.result(timeout=60)
         with pytest.raises(PeerError):
@@ -124,3 +133,22 @@ def test_closing_fails_what_is_under_way() -> None:
             future = lines.pull(endpoint, WANTED)
         with pytest.raises(PeerError, match="closed"):
             future.result(timeout=60)
+
+
+@pytest.mark.slow
+def test_an_engine_that_drains_sends_blocks_to_those_that_take_its_answers_over() -> None:
+    async def main() -> None:
+        listening_one = Replica()
+        listening_one.engine = SendingEngine()
+        client = RemoteEngineClient(listening_one.start().endpoint)
+        news: list[object] = []
+        client.follow_block_events(news.append)
+        async with started(client):
+            await becomes(lambda: bool(news))
+            listening_one.listener.drain(60.0)
+            with peer_lines() as lines:
+                assert await asyncio.to_thread(pulled, lines, listening_one.endpoint)
+            await asyncio.to_thread(listening_one.stop, 60.0)  # soon afterwards it has ended
+        assert listening_one.exit_status == 0
+
+    run(main())
