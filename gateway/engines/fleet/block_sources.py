@@ -140,12 +140,14 @@ class BlockSources:
 
 
 def may_move(request: EngineRequest) -> bool:
-    """Return whether a request's blocks may leave the engine that computes them: no private one's.
+    """Return whether a request's blocks may come from another engine: no private one's.
 
-    What an adapter has computed is not looked for.
+    What an adapter has computed is not looked for, and a prompt whose own tokens are judged is
+    computed whole.
     """
+    is_judged = request.sampling.num_prompt_logprobs is not None or request.verification is not None
     is_private = request.cache_salt.startswith(PRIVATE_SALT)
-    return not is_private and request.adapter(request.tier) is None
+    return not (is_private or is_judged) and request.adapter(request.tier) is None
 
 
 def prompt_of(request: EngineRequest) -> EngineRequest:

@@ -16,6 +16,7 @@ from outrider.gateway.engines.fleet.block_sources import Work, pays_apart
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import EngineReplica
 from outrider.gateway.engines.fleet.replica_placement import ReplicaLoad
+from outrider.verifier.params import SamplingParams
 from tests.gateway.engines.backends.clients import collect, run, started, tokens
 from tests.gateway.engines.backends.test_resuming import Reader
 from tests.gateway.engines.fleet.replicas import MortalEngine, all_up
@@ -180,11 +181,16 @@ async def ask_with_adapter(pool: EnginePool) -> None:
     await Reader(pool, replace(make_request("r", LONG), adapters=(ref,))).rest()
 
 
+async def ask_for_logprobs(pool: EnginePool) -> None:
+    sampling = SamplingParams(max_tokens=5, num_prompt_logprobs=0)
+    await Reader(pool, replace(make_request("r", LONG), sampling=sampling)).rest()
+
+
 async def ask_short(pool: EnginePool) -> None:
     await collect(pool, "r", prompt=LONG[:60])
 
 
-@pytest.mark.parametrize("request_it", [ask_private, ask_with_adapter, ask_short])
+@pytest.mark.parametrize("request_it", [ask_private, ask_with_adapter, ask_for_logprobs, ask_short])
 def test_some_prompts_are_never_computed_apart(
     request_it: Callable[[EnginePool], Awaitable[None]],
 ) -> None:
