@@ -13,6 +13,7 @@ or version has another folder, and sees this one's files only as bytes that coun
 
 import contextlib
 import math
+import os
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from outrider.engine.errors import EngineError
 
 _FILLED: Final = 0.9  # of the budget is kept when there is no room
 _PART_LIFE_S: Final = 60.0  # no write takes longer
+_AHEAD_S: Final = 3600.0  # so far, clocks of one machine do not differ
 _HALF_LIFE_S: Final = 3600.0  # so old, a text returns half as likely as a new one
 _DEPTH_WEIGHT: Final = 1e-5  # of two equals the one nearer to its text's beginning is worth more
 _OVERHEAD_BYTES: Final = 16 * 2**10  # of a file beside its payload, at most
@@ -113,23 +115,28 @@ class ExtentFolder:
 
     def collect(self, num_bytes: int = 0) -> int:
         """Remove what has expired, then the least valuable, until there is room; count it."""
-        now_s, num_removed = self._clock(), 0
+        now_s, num_removed, total = self._clock(), 0, 0
         files: list[tuple[float, ExtentSpace | Path, StoredExtent]] = []
         for folder in space_folders(self.folder):
             space = self._spaces.get(folder.name)
             about = read_about(folder) if space is None else space.about
-            remove_parts(folder, now_s)
+            total += remove_parts(folder, now_s)
             pinned = pinned_codes(folder, now_s)
             found = stored_extents(folder, pauses=True)
             for each in found if space is None else space.scan(pauses=True):
-                if not pinned.isdisjoint(key[1:] for key in each.keys):
+                if pinned and any(
+                    each.code(index) in pinned for index in range(each.first, each.end)
+                ):
                     files.append((math.inf, space or folder, each))
-                elif now_s - each.used_s > self._ttl_s:
+                    continue
+                if each.used_s > now_s + _AHEAD_S:
+                    _touch(space or folder, each, now_s)
+                if now_s - each.used_s > self._ttl_s:
                     _remove(space or folder, each)
                     num_removed += 1
                 else:
                     files.append((value_of(each, about, now_s), space or folder, each))
-        total = sum(each.num_bytes for _, _, each in files)
+        total += sum(each.num_bytes for _, _, each in files)
         if total + num_bytes > self._budget_bytes:
             room = int(self._budget_bytes * _FILLED) - num_bytes
             for value, place, each in sorted(files, key=lambda file: file[0]):
@@ -181,12 +188,25 @@ def check_extents(folder: Path, seal: Seal) -> Iterator[tuple[Path, ExtentError 
                 yield space / stored.file_name, None
 
 
-def remove_parts(folder: Path, now_s: float) -> None:
-    """Remove what writers left behind that were killed."""
+def remove_parts(folder: Path, now_s: float) -> int:
+    """Remove what writers left behind that were killed; return the bytes of those left."""
+    num_bytes = 0
     for part in folder.glob(f".*{PART_SUFFIX}"):
         with contextlib.suppress(OSError):
-            if now_s - part.stat().st_mtime > _PART_LIFE_S:
+            found = part.stat()
+            if abs(now_s - found.st_mtime) > _PART_LIFE_S:
                 part.unlink()
+            else:
+                num_bytes += found.st_size
+    return num_bytes
+
+
+def _touch(place: ExtentSpace | Path, stored: StoredExtent, now_s: float) -> None:
+    """Have a file that a clock dated ahead count as used now, or it would never expire."""
+    stored.used_s = now_s
+    folder = place.folder if isinstance(place, ExtentSpace) else place
+    with contextlib.suppress(OSError):
+        os.utime(folder / stored.file_name, (now_s, now_s))
 
 
 def _remove(place: ExtentSpace | Path, stored: StoredExtent) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from outrider.engine.cache.block_pool import BlockHash
 from outrider.engine.cache.extents import (
     EXTENT_VERSION,
+    MOST_BLOCKS,
     Extent,
     ExtentError,
     ExtentKind,
@@ -62,10 +63,14 @@ class StoredExtent:
         return self.first + len(self.codes) // CODE_SIZE
 
     @property
-    def keys(self) -> list[str]:
-        """Return its keys in an index: one for each block."""
-        places = range(0, len(self.codes), CODE_SIZE)
-        return [self.letter + self.codes[place : place + CODE_SIZE] for place in places]
+    def key(self) -> str:
+        """Return its key in an index: that of its first block."""
+        return self.letter + self.codes[:CODE_SIZE]
+
+    def code(self, index: int) -> str:
+        """Return the code of the block of that index in the text."""
+        place = (index - self.first) * CODE_SIZE
+        return self.codes[place : place + CODE_SIZE]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +95,8 @@ class ExtentSpace:
         self._clock = clock
         self._files: dict[str, StoredExtent] = {}
         self._gone: set[str] = set()  # of the files, since they were looked at
-        self._index: dict[str, StoredExtent] = {}  # by the letter and code of each block
+        self._index: dict[str, StoredExtent] = {}  # of those that begin alike, the longest
+        self._letters = set[str]()  # of all files
         self._numbers = itertools.count()
         folder.mkdir(mode=0o700, exist_ok=True)
         self.write_about()
@@ -112,8 +118,9 @@ class ExtentSpace:
         for each in found.values():
             if (old := known.get(each.file_name)) is not None:
                 each.num_uses = old.num_uses
-            index.update(dict.fromkeys(each.keys, each))
+            _add(index, each)
         self._files, self._index = found, index
+        self._letters = {each.letter for each in found.values()}
         for name in self._gone & found.keys():  # while this looked
             self._forget(found[name])
         return list(found.values())
@@ -123,17 +130,23 @@ class ExtentSpace:
 
         One with windowed keys, if there is one.
         """
-        code = self._seal.code(hashes[start])
-        stored = self._index.get(f"w{code}") or self._index.get(f"b{code}")
-        if stored is None or not stored.first <= start < stored.end:
-            return None
+        for letter in (each for each in "wb" if each in self._letters):
+            for first in range(start, max(start - MOST_BLOCKS, -1), -1):
+                stored = self._index.get(letter + self._seal.code(hashes[first]))
+                if stored is not None and stored.first == first:
+                    end = self._end_of(stored, hashes, start)
+                    if end > start:
+                        return stored, end
+        return None
+
+    def _end_of(self, stored: StoredExtent, hashes: Sequence[BlockHash], start: int) -> int:
+        """Return the index behind which a text parts from an extent, looked at from `start` on."""
         end = start
-        while end < min(stored.end, len(hashes)):
-            place = (end - stored.first) * CODE_SIZE
-            if stored.codes[place : place + CODE_SIZE] != self._seal.code(hashes[end]):
-                break
+        while end < min(stored.end, len(hashes)) and (
+            stored.code(end) == self._seal.code(hashes[end])
+        ):
             end += 1
-        return (stored, end) if end > start else None
+        return end
 
     def state(self, block_hash: BlockHash) -> StoredExtent | None:
         """Return the state of recurrent layers behind a block."""
@@ -152,7 +165,8 @@ class ExtentSpace:
         self._replace(file_name, sealed)
         stored = StoredExtent(file_name=file_name, num_bytes=len(sealed), used_s=self._clock())
         self._files[file_name] = stored
-        self._index.update(dict.fromkeys(stored.keys, stored))
+        self._letters.add(stored.letter)
+        _add(self._index, stored)
         return len(sealed)
 
     def read(self, stored: StoredExtent) -> Extent:
@@ -204,10 +218,9 @@ class ExtentSpace:
     def _forget(self, stored: StoredExtent) -> None:
         self._gone.add(stored.file_name)
         self._files.pop(stored.file_name, None)
-        for key in stored.keys:
-            found = self._index.get(key)  # perhaps as it was seen since
-            if found is not None and found.file_name == stored.file_name:
-                del self._index[key]
+        found = self._index.get(stored.key)  # perhaps as it was seen since
+        if found is not None and found.file_name == stored.file_name:
+            del self._index[stored.key]
 
     def _replace(self, file_name: str, content: bytes) -> None:
         """Write a file that others see whole or not at all."""
@@ -261,6 +274,12 @@ def read_extent(folder: Path, stored: StoredExtent, seal: Seal) -> Extent:
     with (folder / stored.file_name).open("rb") as file:
         sealed = file.read(stored.num_bytes + 1)
     return unpack_extent(seal.open(sealed, _context(folder, stored.file_name)))
+
+
+def _add(index: dict[str, StoredExtent], stored: StoredExtent) -> None:
+    known = index.get(stored.key)
+    if known is None or known.end <= stored.end:
+        index[stored.key] = stored
 
 
 def _context(folder: Path, file_name: str) -> str:
