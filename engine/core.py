@@ -107,6 +107,7 @@ class Engine:
             is_alone=lambda: not self._has_runnable,
         )
         self.pins = PinnedPrompts(self._runners, self._preparation.pin_store, clock=clock)
+        self.scheduler.before_start = self._preparation.restore
         self._sequences: dict[str, Sequence] = {}
         self._events: list[EngineEvent] = []
         self._speculation = SpeculationCounts()

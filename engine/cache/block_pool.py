@@ -17,6 +17,7 @@ _PRIVATE_MARK: Final = b"private"
 # A long prompt needs window blocks for one chunk at a time, so they bound what is available only
 # where they would not do for that.
 _STEP_TOKENS = 4096
+_FREE_PART: Final = 4
 
 
 class OutOfBlocksError(Exception):
@@ -119,6 +120,11 @@ class BlockPool:
         if self.window is None or self.window.num_available >= self._step_blocks:
             return available
         return min(available, self.window.num_available)
+
+    @property
+    def is_filling(self) -> bool:
+        """True if few blocks are free: soon others are taken that could be found."""
+        return len(self._free) < self.num_blocks // _FREE_PART
 
     @property
     def num_used(self) -> int:

@@ -4,11 +4,13 @@ A text's blocks are read from the cache when its view lets them go, a few in eac
 they are still there. Threads do the rest (`outrider.engine.cache.extent_store`).
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Final
 
 from outrider.engine.cache.block_pool import BlockHash, is_private, prefix_hashes
@@ -31,10 +33,13 @@ RowSeconds = Callable[[str], float | None]
 _MOST_WAITING: Final = 4096
 # How long an idle engine sleeps for the disk; commands wait behind it.
 _PAUSE_S: Final = 0.003
-# The share of the time that reading blocks may take where answers wait for it.
-_BUSY_SHARE: Final = 0.01
-# Extents that a step with nothing else to do reads from the caches.
-_IDLE_EXTENTS: Final = 8
+# The share of the time that reading blocks may take where answers wait for it; and where it is made
+# up for later, so many seconds of it: while all fits in the caches, and where blocks are evicted
+# soon. There an answer's may be gone with the next one, and computing them takes far longer.
+_CALM_PACE: Final = (0.01, 0.0)
+_PRESSED_PACE: Final = (0.05, 0.05)
+# Extents that a step reads from the caches with nothing else to do, or while blocks are evicted.
+_MOST_EXTENTS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +110,8 @@ class BlockOffload:
         }
         self._waiting: deque[_Run] = deque()
         self._num_dropped = 0
-        self._next_s = 0.0  # when the next extent is due beside passes
+        # When the next extent is due beside passes, by pace.
+        self._next_s = dict.fromkeys((_CALM_PACE, _PRESSED_PACE), -math.inf)
         self._restored_tokens = 0
         self._saved_s = 0.0
         store.collect()
@@ -161,14 +167,14 @@ class BlockOffload:
             now_s = row_s(cache.name)
             if now_s is not None and not _is_near(now_s, cache.space.about.row_s):
                 self.store.note_row_s(cache.space, now_s)
-        for _ in range(_IDLE_EXTENTS if is_idle else 1):
-            is_due = is_idle or time.perf_counter() >= self._next_s
+        for _ in range(_MOST_EXTENTS):
+            is_due = is_idle or perf_counter() >= self._next_s[self._pace()]
             if not self._waiting or not self.store.has_room or not is_due:
                 return
             self._export(self._waiting.popleft())
 
     def _export(self, run: _Run) -> None:
-        begun_s = time.perf_counter()
+        begun_s = perf_counter()
         run.cache.queued.discard(run.hashes[-1])
         extents = run.cache.runner.extents.export_blocks(
             run.hashes, first=run.first, parent=run.parent
@@ -177,8 +183,14 @@ class BlockOffload:
             self._num_dropped += 1
         for extent in extents:
             self.store.write(run.cache.space, extent)
-        ended_s = time.perf_counter()
-        self._next_s = ended_s + (ended_s - begun_s) / _BUSY_SHARE
+        ended_s = perf_counter()
+        for (share, burst_s), next_s in self._next_s.items():
+            due_s = max(next_s, ended_s - burst_s / share)
+            self._next_s[share, burst_s] = due_s + (ended_s - begun_s) / share
+
+    def _pace(self) -> tuple[float, float]:
+        is_pressed = any(cache.runner.pool.is_filling for cache in self.caches.values())
+        return _PRESSED_PACE if is_pressed else _CALM_PACE
 
     # ---- named prompts ----------------------------------------------------------------------
 

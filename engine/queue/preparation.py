@@ -1,4 +1,4 @@
-"""Has requests wait, before they are queued: for adapters, for a grammar, for their blocks."""
+"""Has requests wait: before the queue for adapters, grammar and peers' blocks, then for a disk."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -21,6 +21,7 @@ _PAUSE_S: Final = 0.003
 class Preparation:
     """The waiting rooms in front of the scheduler's queue, which a request passes in this order.
 
+    It comes to the last one when it would start, and goes back to the queue from there.
     `exchange`: of blocks with other engines. `restores`: None where no blocks are stored.
     `is_alone`: whether no request is computed.
     """
@@ -99,15 +100,12 @@ class Preparation:
         Raises QueueFullError.
         """
         if sequence.request.grammar is None:
-            return self._fetch(sequence)
+            return self.exchange.add(sequence)
         self.grammars.add(sequence)
         return False
 
-    def _fetch(self, sequence: Sequence) -> bool:
-        """Have a sequence's blocks brought, from another engine or the disk; False if it waits."""
-        return self.exchange.add(sequence) and self._restore(sequence)
-
-    def _restore(self, sequence: Sequence) -> bool:
+    def restore(self, sequence: Sequence) -> bool:
+        """Have what a disk has of a sequence's texts read; False where it waits for that."""
         return self.restores is None or self.restores.add(sequence)
 
     def discard(self, request_id: str) -> bool:
@@ -128,11 +126,10 @@ class Preparation:
             except EngineError as refused:
                 yield sequence, refused
         for sequence, failure in self.grammars.take_ready():
-            if failure is not None or self._fetch(sequence):
+            if failure is not None or self.exchange.add(sequence):
                 yield sequence, failure
         for sequence in self.exchange.take_ready(is_alone=self._is_alone()):
-            if self._restore(sequence):
-                yield sequence, None
+            yield sequence, None
         if self.restores is not None:
             yield from self.restores.take_ready(is_alone=self._is_alone())
 

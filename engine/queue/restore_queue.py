@@ -1,5 +1,7 @@
 """Requests whose prompt is partly on a disk: they wait here while it is read, the steps go on.
 
+They come when they would start: what was read sooner could be evicted while others are served.
+
 A request waits only where computing those tokens is likely to take longer than reading them, and no
 longer than computing them would have taken.
 """
@@ -60,7 +62,7 @@ class _Restoring:
 
 
 class RestoreQueue:
-    """Reads what the disk has of a sequence's texts before it is queued.
+    """Reads what the disk has of a sequence's texts before it starts.
 
     `drafter`: names what would be computed of it beside its own tier. `row_s`: what a token costs,
     by tier.
@@ -98,6 +100,9 @@ class RestoreQueue:
 
     def add(self, sequence: Sequence) -> bool:
         """Begin to read what is worth it; True where there is nothing to wait for."""
+        if sequence.was_restored:
+            return True
+        sequence.was_restored = True
         found = list(self._worthwhile(sequence))
         num_bytes = sum(each.num_bytes for each in found)
         total = num_bytes + sum(each.num_bytes for each in self._waiting.values())

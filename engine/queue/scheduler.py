@@ -1,7 +1,7 @@
 """Plans passes: admission, prefill chunks, pre-emption."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -63,6 +63,8 @@ class Scheduler:
         self._rows = PrefillRows(config, self.times)
         self._policy = policy
         policy.attach(self.times, max_sequences=config.max_sequences)
+        self.before_start: Callable[[Sequence], bool] = lambda _: True
+        """Asked about a sequence that has room now; False sets it aside until it is added again."""
         self._promised: list[Sequence] = []  # for each of them a running one gave way
 
     @property
@@ -108,6 +110,7 @@ class Scheduler:
         """Put a running sequence back into the queue; its tokens stay, its KV is recomputed."""
         self.running[sequence.tier].remove(sequence)
         self._space.release(sequence)
+        sequence.was_restored = False
         self._policy.preempted(sequence)
         sequence.num_preemptions += 1
         for counts in self.counts(sequence, sequence.tier):
@@ -270,6 +273,10 @@ class Scheduler:
                 continue
             if not self._fits(sequence) and not self._displace(sequence):
                 return
+            if not self.before_start(sequence):
+                self.remove(sequence)
+                sequence.status = SequenceStatus.WAITING
+                continue
             num_tokens = self._rows.take(sequence, budget)
             num_rows = max(num_tokens, 1)
             has_room = self._space.reserve(sequence, sequence.view.num_computed_tokens + num_rows)

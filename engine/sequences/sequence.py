@@ -75,6 +75,8 @@ class Sequence:
     """Those of the prompt that this tier has computed so far; a pre-emption does not lose them."""
     judge: "TextJudge | None" = None
     """Judges the prompt's end, where the request is a verification."""
+    was_restored: bool = False
+    """Whether what a disk has of its texts was asked for, since it last held blocks."""
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     num_cached_tokens: int | None = None

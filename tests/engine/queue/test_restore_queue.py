@@ -1,5 +1,6 @@
 """Requests whose blocks are on a disk: they wait for it, others do not, and no text is another."""
 
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from outrider.engine.cache.block_pool import PRIVATE_SALT
 from outrider.engine.cache.extent_store import ExtentStore
 from outrider.engine.cache.extents import Extent
+from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
+from outrider.engine.queue import block_offload
 from outrider.engine.request import EngineRequest
 from tests.engines import (
     Answer,
@@ -28,6 +31,7 @@ from tests.laws.same_answers import plainly
 from tests.stores import opened_store, settle, slow_down, stored_files
 
 PROMPT = random_prompt(100)
+ALONE = EngineConfig(max_sequences=1)
 
 
 @pytest.fixture
@@ -198,6 +202,7 @@ def test_a_request_that_ends_while_it_waits_leaves_nothing(
     fill(store)
     disk, engine = StuckDisk(store, monkeypatch), engine_of(store)
     engine.submit(request_of())
+    engine.step()
     first, wanted = disk.reads[0]
     first.set_result(disk._read(*wanted).result())
     engine.step()  # takes in what has come
@@ -209,12 +214,41 @@ def test_a_request_that_ends_while_it_waits_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_full_cache_of_running_answers_is_not_touched(store: ExtentStore) -> None:
+def test_what_finds_no_room_comes_back_when_its_request_starts(store: ExtentStore) -> None:
     fill(store)
     engine = engine_of(store, large_blocks=12, small_blocks=12)
     running = make_request("long", random_prompt(120, seed=8), max_tokens=60)
     served = serve(engine, [running, request_of()], arrivals={"r": 2})
     assert texts(served) == plainly(tiny_pair(), [running, request_of()])
+    assert served["r"].stats.num_cached_tokens == 96
+    assert_idle(engine)
+
+
+def test_what_is_evicted_while_a_request_waits_comes_back(store: ExtentStore) -> None:
+    engine = engine_of(store, large_blocks=12, small_blocks=12, config=ALONE)
+    serve(engine, [request_of("first")])
+    settle(engine, store)
+    slow_down(engine)
+    others = [make_request(f"{n}", random_prompt(150, seed=n), max_tokens=4) for n in range(2)]
+    served = serve(engine, [*others, request_of()])  # its blocks are there when it is submitted
+    assert served["r"].stats.num_cached_tokens == 96
+    assert engine.stats().store.num_restored_tokens == 96
+    assert texts({"r": served["r"]}) == texts(plainly_answered())
+    assert_idle(engine)
+
+
+def test_answers_that_evict_each_other_are_all_written(
+    store: ExtentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    milliseconds = itertools.count()
+    monkeypatch.setattr(block_offload, "perf_counter", lambda: next(milliseconds) * 1e-3)
+    requests = [make_request(f"{n}", random_prompt(150, seed=n), max_tokens=4) for n in range(4)]
+    engine = engine_of(store, large_blocks=12, small_blocks=12, config=ALONE)
+    serve(engine, requests)
+    settle(engine, store)
+    assert engine.stats().store.num_dropped == 0
+    again = serve(engine_of(store), requests)
+    assert [answer.stats.num_cached_tokens for answer in again.values()] == [144] * 4
     assert_idle(engine)
 
 
