@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from outrider.engine.events import EngineStats, TierStats
+from outrider.engine.events import EngineStats, StoreStats, TierStats
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from tests.gateway.conftest import running
 from tests.gateway.http.edge.gateways import ADMIN_TOKEN, keyed_gateway, whole_gateway
@@ -30,8 +30,13 @@ STATS = EngineStats(
             newcomer_held_s=1.0,
             num_blocks=10,
             num_used_blocks=5,
+            prefix_cache_queries=1000,
+            prefix_cache_hits=600,
         ),
     },
+    store=StoreStats(
+        num_restored_tokens=200, saved_s=12.5, num_read_bytes=3_000_000, num_written_bytes=2 * 10**9
+    ),
     num_steps=100,
     step_host_s=0.2,
     step_forward_s=0.6,
@@ -109,6 +114,11 @@ def test_it_shows_what_the_api_says(site: Site, new_page: NewPage) -> None:
     assert tile(page, "a step of the engine") == "8 ms"
     assert tile(page, "of it beside the models' passes") == "2 ms"
     assert tile(page, "the loop held by a prompt p99").endswith(" ms")
+    assert tile(page, "prompts found in memory") == "40 %"
+    assert tile(page, "prompts found on the disk") == "20 %"
+    assert tile(page, "computing that the disk saved") == "12.5 s"
+    assert tile(page, "keys and values read from the disk") == "3 MB"
+    assert tile(page, "written to the disk") == "2 GB"
     assert tile(page, "failed or refused") == "0 of 4"
     assert page.locator("#tiles div").count() == 6
     assert tile(page, "cost").strip() == "set prices", "no tier has a price"

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from outrider.engine.events import EngineStats, TierStats
+from outrider.engine.events import EngineStats, StoreStats, TierStats
 from outrider.gateway.http.dashboard.schema import (
     Acceptance,
     EngineFigures,
     EngineHistory,
     EngineTier,
+    KvFolderFigures,
     SourceFigures,
 )
 from outrider.verifier.params import Tier
@@ -66,6 +67,7 @@ class EngineMoments:
                 for name, stats in last.stats.tiers.items()
             ],
             acceptance=_acceptance(last.stats, before or _START),
+            kv_folder=_kv_folder(last.stats, first.stats if has_span else _START),
             history=self._history(now_s),
         )
 
@@ -123,6 +125,33 @@ def _tier(name: str, now: TierStats, before: TierStats | None, over_s: float | N
         prefix_hit_share=_share(num_hits, num_queried),
         tokens_per_s=tokens_per_s,
     )
+
+
+def _kv_folder(now: EngineStats, before: EngineStats) -> KvFolderFigures | None:
+    store = now.store
+    if store == StoreStats():
+        return None
+    if _num_queried(now) <= _num_queried(before):
+        before = _START  # an idle window, as above
+    num_queried = _num_queried(now) - _num_queried(before)
+    num_restored = store.num_restored_tokens - before.store.num_restored_tokens
+    return KvFolderFigures(
+        memory_share=_share(_num_hits(now) - _num_hits(before) - num_restored, num_queried),
+        disk_share=_share(num_restored, num_queried),
+        num_restored_tokens=store.num_restored_tokens,
+        saved_s=store.saved_s,
+        num_read_bytes=store.num_read_bytes,
+        num_written_bytes=store.num_written_bytes,
+        num_bytes=store.num_bytes,
+    )
+
+
+def _num_queried(stats: EngineStats) -> int:
+    return sum(tier.prefix_cache_queries for tier in stats.tiers.values())
+
+
+def _num_hits(stats: EngineStats) -> int:
+    return sum(tier.prefix_cache_hits for tier in stats.tiers.values())
 
 
 def _acceptance(now: EngineStats, before: EngineStats) -> Acceptance:

@@ -156,11 +156,27 @@ class EngineHistory(_Model):
     kv_cache_usage: dict[str, list[_Share]]
 
 
+class KvFolderFigures(_Model):
+    """Keys and values on a disk, since the engine began; the shares since the oldest moment kept.
+
+    Of all prompt tokens `memory_share` were found in memory, and `disk_share` came from the disk.
+    `saved_s`: computing that those saved, less the wait for them.
+    """
+
+    memory_share: _Share | None
+    disk_share: _Share | None
+    num_restored_tokens: int
+    saved_s: Annotated[float, Field(ge=0)]
+    num_read_bytes: int
+    num_written_bytes: int
+    num_bytes: int
+
+
 class EngineFigures(_Model):
     """The local models. `over_s`: time span of `acceptance` and rates; null: since the start.
 
     `step_ms` is the mean time of a step in that span, `host_ms` of it is spent beside the models'
-    passes; null without steps.
+    passes; null without steps. `kv_folder` is null where nothing was written to a folder or read.
     """
 
     over_s: float | None
@@ -168,6 +184,7 @@ class EngineFigures(_Model):
     host_ms: Milliseconds | None
     tiers: list[EngineTier]
     acceptance: Acceptance
+    kv_folder: KvFolderFigures | None
     history: EngineHistory
 
 

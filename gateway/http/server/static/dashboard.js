@@ -34,6 +34,12 @@ function showTiles(data) {
     more.push(["a step of the engine", brief(engine.step_ms, "ms")]);
     more.push(["of it beside the models' passes", brief(engine.host_ms, "ms")]);
     for (const tier of engine.tiers) more.push([`prompt found in the ${tier.name} model's cache`, brief(tier.prefix_hit_share, "%")]);
+    const folder = engine.kv_folder;
+    if (folder) {
+      more.push(["prompts found in memory", brief(folder.memory_share, "%")], ["prompts found on the disk", brief(folder.disk_share, "%")]);
+      more.push(["computing that the disk saved", brief(folder.saved_s * 1000, "ms")]);
+      more.push(["keys and values read from the disk", bytes(folder.num_read_bytes)], ["written to the disk", bytes(folder.num_written_bytes)]);
+    }
   }
   if (data.replicas) {
     const up = data.replicas.filter((one) => one.is_up).length;
@@ -52,6 +58,8 @@ function showTiles(data) {
   byId("prices").hidden = tiles.at(-1)[1] !== UNSET;
   byId("more").replaceChildren(...more.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
 }
+
+const bytes = (number) => number < 1e9 ? `${brief(number / 1e6)} MB` : `${brief(number / 1e9)} GB`;
 
 // Answers without any cost have tiers without prices: zero dollars would be a wrong figure.
 function costTile({ requests, scope }) {

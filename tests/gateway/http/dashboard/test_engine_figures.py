@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.engine.events import EngineStats, TierStats
+from outrider.engine.events import EngineStats, StoreStats, TierStats
 from outrider.gateway.http.dashboard.engine_figures import EngineMoments
 
 FIRST = EngineStats(
@@ -104,6 +104,30 @@ def test_two_snapshots_give_the_figures_between_them() -> None:
     assert (suffix.name, suffix.by_depth) == ("suffix", [0.9])
     assert figures.history.num_waiting == {"large": [1, 0]}
     assert figures.history.kv_cache_usage == {"large": [0.4, 0.5]}
+
+
+def test_prompts_are_found_in_memory_or_on_the_disk() -> None:
+    moments = EngineMoments()
+    moments.add(FIRST, 5.0)
+    figures = moments.figures(5.0)
+    assert figures is not None
+    assert figures.kv_folder is None
+    stored = StoreStats(
+        num_bytes=500,
+        num_restored_tokens=4,
+        saved_s=2.5,
+        num_read_bytes=300,
+        num_written_bytes=700,
+    )
+    moments.add(replace(LATER, store=stored), 15.0)
+    figures = moments.figures(15.0)
+    assert figures is not None
+    assert figures.kv_folder is not None
+    assert figures.kv_folder.memory_share == pytest.approx(6 / 50)
+    assert figures.kv_folder.disk_share == pytest.approx(4 / 50)
+    assert figures.kv_folder.saved_s == 2.5
+    folder = figures.kv_folder
+    assert (folder.num_read_bytes, folder.num_written_bytes, folder.num_bytes) == (300, 700, 500)
 
 
 def test_an_idle_window_tells_of_the_time_since_the_start() -> None:
