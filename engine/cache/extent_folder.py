@@ -39,7 +39,7 @@ from outrider.engine.errors import EngineError
 _FILLED: Final = 0.9  # of the budget is kept when there is no room
 _PART_LIFE_S: Final = 60.0  # no write takes longer
 _AHEAD_S: Final = 3600.0  # so far, clocks of one machine do not differ
-_HALF_LIFE_S: Final = 3600.0  # so old, a text returns half as likely as a new one
+_HALF_LIFE_S: Final = 60.0  # so old, a text returns half as likely as a new one
 _DEPTH_WEIGHT: Final = 1e-5  # of two equals the one nearer to its text's beginning is worth more
 _OVERHEAD_BYTES: Final = 16 * 2**10  # of a file beside its payload, at most
 

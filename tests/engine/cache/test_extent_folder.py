@@ -195,6 +195,19 @@ def test_the_budget_holds_and_the_least_valuable_go_first(place: Path) -> None:
     assert not kept & {1, 2}
 
 
+def test_what_was_used_long_ago_goes_before_what_is_new(place: Path) -> None:
+    clock = Clock()
+    folder = folder_of(place, budget_bytes=3 * 41_000, clock=clock)
+    space = folder.space(ABOUT)
+    folder.write(space, extent_of(chain(1), 0, 4))
+    space.touch(found(space, chain(1)))
+    clock.now_s += 600.0
+    folder.write(space, extent_of(chain(2), 0, 4))
+    folder.collect(num_bytes=60_000)
+    assert space.match(chain(1), 0) is None
+    assert space.match(chain(2), 0)
+
+
 def test_of_one_text_the_end_goes_before_the_beginning(place: Path) -> None:
     folder = folder_of(place, budget_bytes=3 * 41_000)
     space, hashes = folder.space(ABOUT), chain(1)
