@@ -134,6 +134,11 @@ JOBS = (
         quick=("--repeats", "1", "--large", "100M", "--length", "200", "--prompts", "1"),
     ),
     Job(
+        script="bench_sessions",
+        arguments=(),
+        quick=("--large", "20M", "--calls", "20", "--scale", "64"),
+    ),
+    Job(
         script="bench_host_overhead",
         arguments=_BF16,
         quick=(*_BF16, "--repeats", "1", "--steps", "5", "--sequences", "1", "4"),

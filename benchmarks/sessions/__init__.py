@@ -1,0 +1,1 @@
+"""Sessions of agents and users whose prompts come back."""
