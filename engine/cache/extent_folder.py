@@ -158,7 +158,8 @@ def value_of(stored: StoredExtent, about: About, now_s: float) -> float:
     num_blocks = stored.end - (0 if stored.letter == "s" else stored.first)
     saved_s = num_blocks * about.block_size * about.row_s
     age_s = max(now_s - stored.used_s, 0.0)
-    chance = (1 + stored.num_uses) / (1 + age_s / _HALF_LIFE_S)
+    # The root of the uses: else what was popular once would stay for good.
+    chance = math.sqrt(1 + stored.num_uses) / (1 + age_s / _HALF_LIFE_S)
     depth = 1 / (1 + _DEPTH_WEIGHT * stored.first)
     return saved_s / max(stored.num_bytes, 1) * chance * depth
 
