@@ -18,7 +18,7 @@ import torch
 from outrider.kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
-_VERSION: Final = 20  # as kVersion in products.cpp
+_VERSION: Final = 21  # as kVersion in products.cpp
 _MACHINES: Final = ("x86_64", "amd64", "aarch64", "arm64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "

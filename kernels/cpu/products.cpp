@@ -19,7 +19,7 @@ namespace outrider {
 namespace {
 
 // Raised with every change of the functions or structures below.
-constexpr int32_t kVersion = 20;
+constexpr int32_t kVersion = 21;
 constexpr size_t kHugePageBytes = size_t(2) << 20;
 
 int64_t row_bytes_of(int32_t kind, int64_t in_features) {
