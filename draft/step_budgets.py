@@ -57,9 +57,9 @@ class StepBudgets:
         self._pace.begin_step([*sequences, *large_work.streams], stretch)
 
     @property
-    def is_plain_due(self) -> bool:
-        """True if a request of the step may not wait for anyone's guesses."""
-        return self._pace.has_debt
+    def patience(self) -> float:
+        """Return the plain steps that every request can wait; below 0 the step is to be plain."""
+        return self._pace.patience
 
     def end_step(self, trees: Trees) -> None:
         """Note what a step with trees consists of."""

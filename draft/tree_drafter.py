@@ -12,7 +12,8 @@ from outrider.draft.budget.budget import (
     TreeBudget,
 )
 from outrider.draft.budget.calibration import EdgeCalibration
-from outrider.draft.budget.step_choice import MODELS, StepChoice, StepKind
+from outrider.draft.budget.group_choice import StepKind
+from outrider.draft.budget.step_choice import MODELS, StepChoice
 from outrider.draft.config import DraftConfig
 from outrider.draft.device.device_growth import DeviceGrowth
 from outrider.draft.draft_state import Draft, DraftState, urgency_of
@@ -83,7 +84,7 @@ class TreeDrafter:
         self._text = TextSources(max_depth=self._config.max_text_depth)
         self._free = TextGuesses(self._text, self._config)
         self._lessons = Lessons(calibration or EdgeCalibration())
-        self._choice = StepChoice(clock)
+        self.choice = StepChoice(clock)
         self._head_texts: HeadTexts | None = None
         guesses: dict[DraftModel, ModelGuesses] = {}
         if head is not None:
@@ -117,7 +118,7 @@ class TreeDrafter:
                 )
                 for model, each in guesses.items()
             }
-        self._budgets = StepBudgets(budget, self._growths, self._choice)
+        self._budgets = StepBudgets(budget, self._growths, self.choice)
 
     # ---- the engine's protocol ------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class TreeDrafter:
     @property
     def stretch(self) -> StretchCounts:
         """Return how long steps lasted, in plain ones; see `outrider.engine.protocols.Drafter`."""
-        return self._choice.stretches
+        return self.choice.stretches
 
     @property
     def features(self) -> FeatureReader | None:
@@ -147,24 +148,27 @@ class TreeDrafter:
     ) -> Proposal:
         """Draft one tree for each sequence; see `outrider.engine.protocols.Drafter`."""
         offered = self._offered(sequences)
+        self.choice.learn(sequences)
+        self._budgets.begin_step(sequences, large_work)
         plain_s = self._budgets.plain_step_s(sequences, large_work)
-        kind = self._choice.choose(
+        patience = self._budgets.patience
+        kind = self.choice.choose(
             sequences,
             offered,
             plain_s=plain_s,
             num_prompts=large_work.num_prompts,
             begin_s=lambda kind: self._catch_up_s(kind, sequences),
+            patience=patience,
         )
-        self._budgets.begin_step(sequences, large_work)
         if kind != "head" and self._head_texts is not None:
             self._head_texts.note_unasked()
-        is_plain_due = "plain" in offered and self._budgets.is_plain_due
+        is_plain_due = "plain" in offered and patience < 0.0
         may_be_sure = kind == "plain" and "text" in offered and not is_plain_due
         if may_be_sure and self._free.is_sure(sequences, plain_s):
             kind = "text"
-            self._choice.guess_after_all()
+            self.choice.guess_after_all()
         if kind == "plain" or is_plain_due:
-            self._choice.turn_plain()
+            self.choice.turn_plain()
             self._budgets.end_plain_step(sequences)
             return Trees(host={})
         trees = yield from self._grow(sequences, kind)
@@ -341,11 +345,26 @@ class TreeDrafter:
         )
 
     def _catch_up_s(self, kind: StepKind, sequences: SequenceOf[Sequence]) -> float:
-        """Expected seconds until the small model has read these texts, if it is to draft."""
+        """Expected seconds until the small model has read one of these, if it is to draft."""
         if kind != "small" or self._budget is None:
             return 0.0
-        num_rows = sum(self._state(sequence).num_missing_tokens for sequence in sequences)
-        return self._budget.draft_pass_s(num_rows)
+        return self._budget.draft_pass_s(
+            min(self._state(sequence).num_missing_tokens for sequence in sequences)
+        )
+
+    def _readable(self, able: list[Draft]) -> list[Draft]:
+        """Return those whose texts the small model can read for what a probe may lose.
+
+        Requests wait for it, and the more a probe begins with, the less it may find out.
+        """
+        assert self._budget is not None
+        num_rows, cheapest = 0, sorted(able, key=lambda draft: draft.state.num_missing_tokens)
+        for number, draft in enumerate(cheapest):
+            num_rows += draft.state.num_missing_tokens
+            is_dear = self._budget.draft_pass_s(num_rows) > self.choice.probe_s
+            if is_dear and num_rows > 2 * len(able):  # what any step takes in is no catching up
+                return cheapest[:number]
+        return cheapest
 
     # ---- which model drafts, and for which sequences --------------------------------------
 
@@ -402,10 +421,11 @@ class TreeDrafter:
         step = self._budgets.of_step(drafts, model, able) if able else None
         if step is None:
             return able
-        growth, is_probe = self._growths[model], self._choice.is_probe
+        growth, is_probe = self._growths[model], self.choice.is_probe
+        readable = self._readable(able) if is_probe and model == "small" else able
         gains = [
             (draft.gain(growth.num_missing(draft), is_probe=is_probe), draft)
-            for draft in able
+            for draft in readable
             if draft.may_ask_model
         ]
         max_depth = self._config.max_draft_depth

@@ -53,9 +53,12 @@ class OwnPace:
         }
 
     @property
-    def has_debt(self) -> bool:
-        """True if a request has waited for more than its tokens pay: the step is to be plain."""
-        return min(self._accounts.values(), default=0.0) < 0.0
+    def patience(self) -> float:
+        """Return the plain steps that every request can wait for guesses which fail.
+
+        Below 0 one has waited for more than its tokens pay: the step is to be plain.
+        """
+        return min(self._accounts.values(), default=0.0)
 
     def most_stretch(self, expected: Iterable[tuple[Sequence, float]]) -> float:
         """Return how many plain steps the next one may last.

@@ -1,7 +1,8 @@
 """Tokens and seconds of recent steps of one kind, by the clock."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import isfinite, sqrt
 from typing import Final
 
 # A step that took longer than so many usual ones was held up by something else. It counts as so
@@ -53,6 +54,24 @@ class Pace:
         self.squares += other.squares
         self.seconds += other.seconds
         self.steps += other.steps
+
+    def learnt(self) -> list[float]:
+        """Return what was learnt, for `recall`."""
+        return [self.tokens, self.squares, self.seconds, self.steps]
+
+    def recall(self, learnt: Sequence[float], most_steps: float) -> None:
+        """Count what was learnt before, as so many steps at most.
+
+        Raises ValueError or TypeError for what no steps can have given.
+        """
+        tokens, squares, seconds, steps = map(float, learnt)
+        if not all(map(isfinite, (tokens, squares, seconds, steps))) or min(tokens, squares) < 0:
+            raise ValueError("pace")
+        if steps < 0 or (seconds <= 0 < steps):
+            raise ValueError("pace")
+        share = min(1.0, most_steps / steps) if steps else 0.0
+        self.tokens, self.squares = share * tokens, share * squares
+        self.seconds, self.steps = share * seconds, share * steps
 
     def fade(self, kept: float) -> None:
         """Let the steps so far count for less."""

@@ -1,5 +1,6 @@
 """What the budget decides as machines and models change, in virtual time of recorded machines."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -34,12 +35,19 @@ def plain_rate(
 
 
 @pytest.mark.slow
-@by_processor(*PROCESSORS)
-def test_guesses_that_are_never_right_cost_a_hundredth_at_most(processor: Processor) -> None:
-    """From the first request on, within 1,000 steps."""
-    seconds = 1000 * processor.large_s[0]
+@pytest.mark.parametrize(
+    ("name", "num_streams", "num_steps"),
+    [(name, 1, 1000) for name in PROCESSORS] + [("avx512", n, 400) for n in (8, 16, 32, 64)],
+)
+def test_guesses_that_are_never_right_cost_a_hundredth_at_most(
+    name: str, num_streams: int, num_steps: int
+) -> None:
+    """From the first request on."""
+    processor = PROCESSORS[name]
+    seconds = num_steps * processor.curve("large", lambda rows: 1.0)(num_streams)
     machine = VirtualMachine(processor, agreement=0.0, sources=("model", "suffix"))
-    assert machine.run(seconds) >= 0.99 * plain_rate(processor, seconds)
+    rate = machine.run(seconds, num_streams=num_streams)
+    assert rate >= 0.99 * plain_rate(processor, seconds, num_streams=num_streams)
 
 
 @pytest.mark.slow
@@ -191,3 +199,29 @@ def test_guesses_saved_three_times_too_slow_are_tried_in_the_end(processor: Proc
     machine.run(1200 * processor.large_s[0])
     seconds = 400 * processor.large_s[0]
     assert machine.run(seconds) >= 1.5 * plain_rate(processor, seconds)
+
+
+@pytest.mark.slow
+@by_processor("avx2", "avx512")
+def test_what_was_learnt_before_a_restart_is_used_and_soon_doubted(processor: Processor) -> None:
+    """A pair that was never right costs less; one that is right now is found in two seconds."""
+    seconds, sources = 1000 * processor.large_s[0], ("model", "suffix")
+    earlier = VirtualMachine(processor, agreement=0.0, sources=sources)
+    earlier.run(seconds)
+    found = json.loads(json.dumps(earlier.choice.learnt()))
+    failing, right = (
+        VirtualMachine(processor, agreement=agreement, sources=sources) for agreement in (0.0, 0.8)
+    )
+    failing.choice.recall(found)
+    assert failing.run(seconds) >= 0.994 * plain_rate(processor, seconds)
+    right.choice.recall(found)
+    right.run(2.0)
+    assert right.run(4.0) >= 1.25 * plain_rate(processor, 4.0)
+
+
+@pytest.mark.slow
+def test_a_pair_that_was_right_drafts_at_once_after_a_restart() -> None:
+    """What is kept of it says nothing: guesses are tried first in any case."""
+    machine = VirtualMachine(AVX512, agreement=0.8)
+    machine.run(300 * AVX512.large_s[0])
+    assert not machine.choice.learnt()

@@ -17,7 +17,9 @@ import torch
 
 from outrider.draft import tree_drafter
 from outrider.draft.budget.budget import TreeBudget
+from outrider.draft.budget.step_choice import StepChoice
 from outrider.draft.config import DraftConfig
+from outrider.draft.tree_drafter import TreeDrafter
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.config import EngineConfig
 from outrider.engine.events import Finished, TokensEmitted
@@ -139,6 +141,13 @@ class VirtualMachine:
         for tier, runner in self.engine._runners.items():
             self._put_around(tier, runner)
         self.open: set[str] = set()
+
+    @property
+    def choice(self) -> StepChoice:
+        """What chooses the drafter's steps."""
+        drafter = self.engine._drafter
+        assert isinstance(drafter, TreeDrafter)
+        return drafter.choice
 
     def _put_around(self, tier: Tier, runner: ModelRunner) -> None:
         forward, new_view = runner.forward, runner.new_view

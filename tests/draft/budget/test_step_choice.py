@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from outrider.draft.budget.step_choice import STEP_KINDS, StepChoice, StepKind
+from outrider.draft.budget.group_choice import STEP_KINDS, StepKind
+from outrider.draft.budget.step_choice import StepChoice
 from outrider.verifier.params import SamplingParams
 
 Step = tuple[int, float]  # tokens of a stream, and hundredths of a second
@@ -68,6 +69,7 @@ class Drive:
             self.now_s += num_prompts * pause_s
             tokens, seconds = 1, 1.0
             if streams:
+                self.choice.learn(cast(Any, streams))
                 found.append(
                     self.choice.choose(
                         cast(Any, streams),
@@ -93,6 +95,7 @@ class Drive:
     def beside_prompts(self) -> StepKind:
         """Choose a step of three streams beside a fourth's prompt."""
         streams = cast(Any, [Stream() for _ in range(3)])
+        self.choice.learn(streams)
         return self.choice.choose(streams, self.offered, plain_s=0.01, num_prompts=1)
 
 
