@@ -50,12 +50,21 @@ class SavedTimes:
         """Keep a curve, where the folder can be written."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _replace(self._path(runner), json.dumps(asdict(curve)).encode())
+            replace_file(self._path(runner), json.dumps(asdict(curve)).encode())
         except OSError as error:
             logger.info("pass times are not kept reason=%s", error)
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the files, which may be missing yet."""
+        return self._folder
+
     def _path(self, runner: ModelRunner) -> Path:
         """The file's name says what it holds for: another condition is another file."""
+        return self._folder / f"pass-times-{self.digest(runner)}.json"
+
+    def digest(self, runner: ModelRunner) -> str:
+        """Return a name for all that passes of this runner depend on."""
         conditions = {
             **self._conditions,
             "numerics": runner.model.numerics,
@@ -64,8 +73,13 @@ class SavedTimes:
             "device": _device_name(runner.device),
             "threads": torch.get_num_threads(),
         }
-        digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
-        return self._folder / f"pass-times-{digest[:32]}.json"
+        return digest_of(conditions)
+
+
+def digest_of(conditions: Mapping[str, Any]) -> str:
+    """Return a name for these conditions."""
+    text = json.dumps(conditions, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _machine() -> dict[str, str | int | None]:
@@ -111,7 +125,7 @@ def _read_curve(fields: Mapping[str, Any]) -> StepTimeCurve:
     )
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Write a file that readers see whole or not at all."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(data)

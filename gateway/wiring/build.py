@@ -42,7 +42,7 @@ from outrider.verifier.params import Tier
 if TYPE_CHECKING:
     from outrider.engine.cache.peers import Peers
     from outrider.engine.core import Engine
-    from outrider.engine.passes.step_times import CurveStore
+    from outrider.engine.passes.saved_times import SavedTimes
     from outrider.gateway.answering.text.chat import ChatTokenizer
     from outrider.gateway.telemetry.capture import Capture
     from outrider.gateway.telemetry.otlp_metrics import MetricsPush
@@ -225,6 +225,7 @@ def import_engine() -> None:
     """Import what `build_engine` imports, in a process that waits in reserve."""
     for name in (
         "outrider.draft.budget.budget",
+        "outrider.draft.saved_lessons",
         "outrider.draft.tree_drafter",
         "outrider.engine.core",
         "outrider.engine.grammar.llguidance_backend",
@@ -250,15 +251,16 @@ def build_engine_from_json(settings_json: str, on_progress: LoadingCallback) -> 
 def build_engine(
     settings: Settings,
     on_progress: LoadingCallback,
-    saved: "CurveStore | None" = None,
+    saved: "SavedTimes | None" = None,
     *,
     starts_compilers: bool = False,
     peers: "Peers | None" = None,
 ) -> "Engine":
     """Load the models and join runners, drafter and verifier. Raises EngineError.
 
-    `saved`: pass times of earlier starts; without it they are measured. `starts_compilers`: of
-    grammars, now and in the background, not at the first grammar. `peers`: lines to other engines.
+    `saved`: pass times of earlier starts, and what drafting learnt; without it passes are measured.
+    `starts_compilers`: of grammars, now and in the background, not at the first grammar. `peers`:
+    lines to other engines.
     """
     folder = open_folder(settings)  # before models are loaded for nothing
     runners = load_runners(settings, on_progress)
@@ -269,7 +271,7 @@ def build_engine(
     compile_kernels(settings, runners, on_progress)  # before passes are timed
     budget = measure_budget(settings, runners, on_progress, saved)
     store = open_store(folder, runners)
-    engine = join(settings, runners, budget, grammars, store, peers)
+    engine = join(settings, runners, budget, grammars, store, peers, saved)
     if store is not None:
         weakref.finalize(engine, store.close)
     load_adapters(settings, engine)

@@ -4,7 +4,8 @@ Everything heavy is imported inside functions, as in `outrider.gateway.wiring.en
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from outrider.draft.tree_drafter import TreeDrafter
     from outrider.engine.model.protocol import CausalModel
     from outrider.engine.passes.runner import ModelRunner
+    from outrider.engine.passes.saved_times import SavedTimes
     from outrider.engine.passes.step_times import CurveStore
 
 logger = logging.getLogger(__name__)
@@ -210,6 +212,32 @@ def build_drafter(
             runner=small, head=head, config=config, budget=budget, token_map=token_map
         )
     return with_head(runner=small)
+
+
+def keep_lessons(
+    settings: Settings,
+    runners: "Mapping[Tier, ModelRunner]",
+    drafter: "TreeDrafter",
+    saved: "SavedTimes",
+) -> Callable[[], None]:
+    """Have a drafter begin with what an earlier start learnt, and keep what it learns.
+
+    Beside pass times, for the same models, machine and limits of trees. Returns what saves it for
+    the last time.
+    """
+    from outrider.draft.saved_lessons import SavedLessons
+    from outrider.engine.passes.saved_times import digest_of
+
+    timed: dict[str, ModelRunner] = dict(runners.items())
+    if (head := head_of(runners)) is not None:
+        timed["head"] = head.runner
+    conditions = {
+        "runners": {name: saved.digest(runner) for name, runner in timed.items()},
+        "limits": asdict(draft_config(settings)),
+    }
+    lessons = SavedLessons(saved.folder / f"lessons-{digest_of(conditions)}.json", drafter.choice)
+    lessons.recall()
+    return lessons.start()
 
 
 def _grows_on_device(settings: Settings, large: "ModelRunner") -> bool:

@@ -28,6 +28,7 @@ from outrider.gateway.wiring.drafter import (
     capture_draft_levels,
     draft_config,
     head_of,
+    keep_lessons,
     load_head,
     make_head,
     report,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from outrider.engine.parallel.messages import ModelSource
     from outrider.engine.parallel.ranks import Ranks
     from outrider.engine.passes.runner import ModelRunner
-    from outrider.engine.passes.step_times import CurveStore
+    from outrider.engine.passes.saved_times import SavedTimes
 
 logger = logging.getLogger(__name__)
 
@@ -273,11 +274,12 @@ def join(
     grammars: "Mapping[Tier, GrammarCompiler] | None" = None,
     store: "ExtentStore | None" = None,
     peers: "Peers | None" = None,
+    saved: "SavedTimes | None" = None,
 ) -> "Engine":
     """Build an engine on loaded models. Several may share them if only one works at a time.
 
     `grammars`: compilers that are there already; None makes them. `store`: of blocks that leave
-    the caches. `peers`: lines to other engines.
+    the caches. `peers`: lines to other engines. `saved`: where what drafting learns is kept, too.
 
     Raises EngineError when the small model cannot draft for the large one.
     """
@@ -287,10 +289,11 @@ def join(
     from outrider.engine.queue.slo_queue import SloQueue
 
     options = settings.engine
-    return Engine(
+    drafter = build_drafter(settings, runners, budget)
+    engine = Engine(
         policy=SloQueue() if settings.slo.queue == "deadlines" else FairQueue(),
         runners=runners,
-        drafter=build_drafter(settings, runners, budget),
+        drafter=drafter,
         grammars=build_grammars(settings, runners) if grammars is None else grammars,
         store=store,
         peers=peers,
@@ -304,6 +307,9 @@ def join(
             role=options.role,
         ),
     )
+    if saved is not None and drafter is not None and budget is not None:
+        weakref.finalize(engine, keep_lessons(settings, runners, drafter, saved))
+    return engine
 
 
 def load_adapters(settings: Settings, engine: "Engine") -> None:
@@ -345,7 +351,7 @@ def publish_blocks(settings: Settings, engine: "Engine") -> None:
     weakref.finalize(engine, publisher.close)
 
 
-def saved_times(settings: Settings) -> "CurveStore | None":
+def saved_times(settings: Settings) -> "SavedTimes | None":
     """Pass times that earlier starts with these settings measured here; None without a folder."""
     from outrider.engine.passes.saved_times import SavedTimes
 

@@ -1,5 +1,6 @@
 """From settings to an engine of the right size, with or without a drafter."""
 
+import gc
 import json
 import os
 import shutil
@@ -129,6 +130,19 @@ def test_adaptive_trees_time_the_models(pair: dict[str, str]) -> None:
         load_settings(environ={}, flags=pair), lambda stage, fraction: stages.append(stage)
     )
     assert {"timing the large model", "timing the small model"} <= set(stages)
+
+
+@pytest.mark.slow
+def test_what_drafting_learns_is_kept_beside_pass_times(
+    pair: dict[str, str], tmp_path: Path
+) -> None:
+    flags = pair | {"engine.cache_folder": str(tmp_path)}
+    settings = load_settings(environ={}, flags=flags)
+    engine = wiring.build_engine(settings, no_progress, engine_wiring.saved_times(settings))
+    del engine
+    gc.collect()
+    names = sorted(path.name.rsplit("-", 1)[0] for path in tmp_path.iterdir())
+    assert names == ["lessons", "pass-times", "pass-times"]
 
 
 def test_one_tier_alone(pair: dict[str, str]) -> None:
