@@ -201,6 +201,11 @@ JOBS = (
     Job(script="bench_router", arguments=("--seconds", "20"), quick=("--quick",)),
     Job(script="bench_products", arguments=_TARGET, quick=("--repeats", "3")),
     Job(
+        script="bench_portable",
+        arguments=(*_TARGET, "--threads", "1"),
+        quick=(*_QUICK_TARGET, "--threads", "1", "--repeats", "2"),
+    ),
+    Job(
         script="bench_coupled_answers",
         arguments=(),
         quick=("--num-tasks", "4", "--num-seeds", "2", "--max-new", "16"),

@@ -20,6 +20,7 @@ def test_every_field_of_a_request_was_thought_of() -> None:
         "fit_context",
         "cache",
         "receipt",
+        "retention_s",
         "judge",
     }
     assert {*OPTION_FIELDS, *promises} == set(OutriderOptions.model_fields)
