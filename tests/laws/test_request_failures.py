@@ -17,6 +17,7 @@ from outrider.engine.events import EngineEvent, Failed
 from outrider.engine.grammar.grammar import GrammarState, TokenGrammar, TokenMatcher
 from outrider.engine.request import EngineRequest, GrammarSpec
 from outrider.engine.sequences.sequence import Sequence
+from outrider.kernels.cpu.product_library import product_support
 from outrider.verifier.logit_rules import SamplingRule
 from tests.engines import (
     assert_idle,
@@ -183,6 +184,9 @@ def test_a_grammar_that_breaks_ends_its_request_only(place: str, after: int, whe
     own = run(engine, poisoned(grammar=SPEC, tier=tier))
     if place == "rollback" and tier == "small":
         assert not isinstance(own[-1], Failed), "a chain is never rolled back"
+        return
+    if place == "mask_logits" and tier == "small" and product_support().library is not None:
+        assert not isinstance(own[-1], Failed), "the library takes masks, and no logits are changed"
         return
     assert isinstance(own[-1], Failed)
     assert own[-1].code == ("invalid_grammar" if place == "matcher" else "request_failed")

@@ -147,7 +147,10 @@ class PromptApi(AdminHandlers):
     @admin("DELETE", "/admin/prompts/{prompt}", "The prompt is kept no more.", queries=(_TENANT,))
     async def delete_prompt(self, call: AdminCall) -> PromptDeleted:
         """Have a prompt kept no longer."""
-        name, owner = call.name("prompt"), self._owner(call.principal, call.text(_TENANT))
+        name, owner = (
+            _checked_name(call.name("prompt")),
+            self._owner(call.principal, call.text(_TENANT)),
+        )
         await self._tell_siblings(owner.tenant, name)
         await self._prompts.delete(name, owner.tenant)
         logger.info("prompt deleted by=%s name=%s tenant=%s", call.by, name, owner.tenant)

@@ -38,6 +38,8 @@ _NAMES: Final[Mapping[str, str]] = {
     "prompt": "The prompt's name.",
 }
 """What stands in braces in a path."""
+_PATH_SCHEMAS: Final = {"prompt": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"}}
+"""Where more is known of it than that it is text."""
 
 _ALWAYS: Final = frozenset({401, 403, 404, 429, 503})
 _OF_BODIES: Final = frozenset({400, 413, 415})
@@ -255,7 +257,8 @@ def _operation(name: str, mark: _Mark, answer: type, body: type | None) -> dict[
 def _path_parameters(path: str) -> Iterator[dict[str, Any]]:
     for _, name, _, _ in Formatter().parse(path):
         if name:
-            yield _parameter("path", name, _NAMES[name], {"type": "string", "minLength": 1})
+            schema = _PATH_SCHEMAS.get(name, {"type": "string", "minLength": 1})
+            yield _parameter("path", name, _NAMES[name], schema)
 
 
 def _parameter(
