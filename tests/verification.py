@@ -46,7 +46,7 @@ def verify(engine: Engine, requests: Iterable[EngineRequest], answers: "dict[str
             continue
         right = [*(request.resumed_token_ids or ()), *answer.token_ids]
         plain = make_twin(speculates=False, drafter=None, prefix_caching=False)
-        again = replace(request, objective=NO_OBJECTIVE, resumed_token_ids=None)
+        again = replace(request, objective=NO_OBJECTIVE, resumed_token_ids=None, pin=None)
         _compare(request, "alone, without speculation, cold", right, _tokens(plain, again))
         half = tuple(right[: len(right) // 2])
         resumed = _tokens(make_twin(), replace(again, resumed_token_ids=half))
