@@ -31,8 +31,7 @@ def scores_with_cut_tokens(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tens
     scores = kept_scores.where(~is_cut, processed / _temperatures(groups, logits.device))
     scores = add_noise(scores, groups)
     best_kept = scores.masked_fill(is_cut, -torch.inf).amax(-1, keepdim=True)
-    best_cut = scores.masked_fill(~is_cut, -torch.inf).amax(-1, keepdim=True)
-    loss = (best_cut - best_kept).clamp(min=0.0) + _ODDS  # [num_rows, 1]
+    loss = scores.amax(-1, keepdim=True) - best_kept + _ODDS  # [num_rows, 1]; `_ODDS` at least
     return scores.where(~is_cut, scores - loss)
 
 
