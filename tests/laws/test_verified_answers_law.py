@@ -89,6 +89,8 @@ def test_a_completion_of_several_prompts_is_verified(served: Gateway) -> None:
     assert len(answer["choices"]) == 4
     for index in range(4):
         assert_matches(verified(served, answer, index=index))
+    echoed = answered(served, "completions", prompt="48 + 37 =", echo=True)
+    assert_matches(verified(served, echoed))
 
 
 @pytest.mark.slow
@@ -156,6 +158,21 @@ def test_an_edited_answer_is_found(served: Gateway) -> None:
     assert (report["matches"], report["explanation"]) == (False, "edited text")
     assert report["receipt"]["answer_matches"] is False
     assert report["hypotheses"][0]["first_difference"]["index"] == place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_a_text_that_was_edited_beside_its_tokens_is_found(served: Gateway, path: str) -> None:
+    prompt = {"prompt": "How much is 7 plus 8?"} if path == "completions" else {}
+    answer = answered(served, path, temperature=1, seed=8, **prompt)
+    assert_matches(verified(served, answer))
+    choice = answer["choices"][0]
+    place = choice.get("message", choice)
+    name = "content" if "message" in choice else "text"
+    place[name] = place[name][:-3] + "#" + place[name][-2:]
+    report = verified(served, answer)
+    assert (report["matches"], report["explanation"]) == (False, "edited text")
+    assert any("not that of its token ids" in note for note in report["notes"])
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from outrider.gateway.answering.jobs.jobs import JobBuilder
+from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.receipts import Receipt
@@ -54,6 +55,12 @@ class VerifyApi:
         claim = judged_by(claim, request.model)
         token_ids = answer.token_ids or await self._retokenised(answer, receipt, claim, caller)
         retokenised = answer.token_ids is None
+        tokenizer = self._tokenizer(claim)
+        is_edited = (
+            tokenizer is not None
+            and not retokenised
+            and not answer.is_text_of(token_ids, tokenizer.decode)
+        )
         named = claim.variants(request.hypotheses or [])
         fields = _prompt_fields(answer, claim, request.request)
         return TranslatedRequest(
@@ -80,7 +87,8 @@ class VerifyApi:
                 names=tuple(name for name, _ in named),
                 receipt=receipt,
                 retokenised=retokenised,
-                notes=notes_of(receipt, retokenised, self.wall_clock()),
+                notes=notes_of(receipt, retokenised, self.wall_clock(), is_edited=is_edited),
+                is_edited=is_edited,
             ),
             ignored=read.ignored,
             endpoint="chat" if "messages" in fields else "completion",
@@ -90,14 +98,18 @@ class VerifyApi:
         """The JSON of an error."""
         return problem.body()
 
+    def _tokenizer(self, claim: Claim) -> ChatTokenizer | None:
+        """Return the tokenizer of the model that judges; None where no model is loaded."""
+        known = dict(self.jobs.tokenizers)
+        tier = claim.hypothesis["tier"]
+        return known[tier] if tier in known else next(iter(known.values()), None)
+
     async def _retokenised(
         self, answer: GivenAnswer, receipt: Receipt | None, claim: Claim, caller: Caller
     ) -> tuple[int, ...]:
         """Return the tokens of an answer's text, with the one that ended it where that is known."""
         text = answer.text
-        known = dict(self.jobs.tokenizers)
-        tier = claim.hypothesis["tier"]
-        tokenizer = known[tier] if tier in known else next(iter(known.values()), None)
+        tokenizer = self._tokenizer(claim)
         if tokenizer is None:
             raise BadRequestError("answer: no model is loaded here to verify it.", param="answer")
         work = self.jobs.prompt_work(caller.principal.tenant)

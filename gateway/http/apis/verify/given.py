@@ -1,6 +1,6 @@
 """The answer that is to be verified, as its client has it, and the receipt in it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -45,6 +45,25 @@ class GivenAnswer:
                 "needed, since the choice is more than a text; ask for return_token_ids",
             )
         return content
+
+    def is_text_of(self, token_ids: tuple[int, ...], decode: Callable[[list[int]], str]) -> bool:
+        """Return whether the choice's text stands in that of its tokens, spaces aside.
+
+        A stop sequence and thinking are in the tokens only. Tool calls are written anew, so they
+        are not compared. A completion may repeat its prompt (`echo`).
+        """
+        message, echoed = self.choice.get("message"), self.prompt_token_ids or ()
+        content = self.choice.get("text")
+        if isinstance(message, dict):
+            content, echoed = message.get("content"), ()
+        return not isinstance(content, str) or _bare(content) in _bare(
+            decode([*echoed, *token_ids])
+        )
+
+
+def _bare(text: str) -> str:
+    """Return a text without spaces, and without what stands for half a character."""
+    return "".join(text.replace("\ufffd", "").split())
 
 
 def read_answer(document: Mapping[str, Any], index: int) -> GivenAnswer:

@@ -19,6 +19,7 @@ from outrider.gateway.http.apis.verify.schema import (
     VerificationReport,
 )
 
+EDITED: Final = "edited text"
 _ENOUGH: Final = 0.9
 """The share from which on a hypothesis explains an answer. Wrong seeds have half of it."""
 
@@ -53,6 +54,8 @@ class VerifyWriter:
     receipt: Receipt | None
     retokenised: bool
     notes: tuple[str, ...]
+    is_edited: bool
+    """The text is not that of its token ids."""
     media_type: str = EVENT_STREAM
 
     def part(self, part: bytes) -> bytes:
@@ -84,10 +87,11 @@ class VerifyWriter:
                 object="verification",
                 model=judged.model,
                 matches=claimed.num_matching == len(self.token_ids)
+                and not self.is_edited
                 and (checked is None or checked.answer_matches is not False)
                 and (checked is None or checked.prompt_matches is not False),
                 num_tokens=len(self.token_ids),
-                explanation=explain(found, checked),
+                explanation=EDITED if self.is_edited else explain(found, checked),
                 hypotheses=found,
                 retokenised=self.retokenised,
                 receipt=checked,
@@ -131,17 +135,21 @@ def explain(found: list[JudgedHypothesis], checked: CheckedReceipt | None) -> st
         return best.name
     is_edited = checked is None or checked.answer_matches is False
     if is_edited:
-        return "edited text"
+        return EDITED
     return CLAIMED if checked is not None and checked.numerics_match is False else "none"
 
 
-def notes_of(receipt: Receipt | None, retokenised: bool, now_s: float) -> tuple[str, ...]:
+def notes_of(
+    receipt: Receipt | None, retokenised: bool, now_s: float, *, is_edited: bool
+) -> tuple[str, ...]:
     """Return what a reader should know of how the answer was verified."""
     notes: list[str] = []
     if receipt is None:
         notes.append("There is no receipt: what was claimed is not signed.")
     elif receipt.payload.issued_at > now_s + 300:
         notes.append("The receipt is of the future: a clock is wrong.")
+    if is_edited:
+        notes.append("The text is not that of its token ids: one of them was changed.")
     if retokenised:
         notes.append("The text was tokenised again, which may give other tokens than it had.")
     return tuple(notes)
