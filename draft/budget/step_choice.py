@@ -86,11 +86,8 @@ class StepChoice:
         """
         choice = self._choices.get(company := _company(sequences, num_prompts))
         if choice is None:
-            known = {kind: Known() for kind in STEP_KINDS}
-            last = self._last or GroupChoice(
-                known=known, kept=offered[0], credit=self._credit, num_sequences=1
-            )
-            choice = self._choices[company] = last.like(len(sequences) + num_prompts)
+            choice = self._new_choice(company, len(sequences) + num_prompts, offered[0])
+            self._choices[company] = choice
         kind = offered[0]
         if len(offered) > 1:
             kind = choice.next_kind(offered, lambda kind: begin_s(kind) / plain_s, patience)
@@ -105,6 +102,23 @@ class StepChoice:
         self._sequences = sequences
         self._num_tokens, self._num_steps = _counts(sequences)
         return kind
+
+    def _new_choice(self, company: _Company, num_sequences: int, first: StepKind) -> GroupChoice:
+        """Return the choice of a new group, which begins with what the nearest one knows.
+
+        Guesses that do not pay among many may pay among few, so such a group begins with them.
+        """
+        nearest = min(self._choices, key=lambda other: _distance(other, company), default=None)
+        if nearest is not None:
+            known = self._choices[nearest]
+            if known.kept != "plain" or nearest[0] <= company[0]:
+                return known.like(num_sequences)
+        return GroupChoice(
+            known={kind: Known() for kind in STEP_KINDS},
+            kept=first,
+            credit=self._credit,
+            num_sequences=num_sequences,
+        )
 
     def learnt(self) -> list[dict[str, Any]]:
         """Return the groups where guesses do not pay, for `recall`; the most frequent ones first.
@@ -197,3 +211,12 @@ def _company(sequences: SequenceOf[Sequence], num_prompts: int) -> _Company:
     bucket = (max(mean.bit_length() - 8, 0) + 1) // 2
     number = (len(sequences) + num_prompts).bit_length()
     return number, are_greedy, are_sampled, have_grammar, bucket
+
+
+def _distance(one: _Company, other: _Company) -> tuple[int, int, int, int]:
+    """Return how unlike two groups are: in their kinds of requests, then numbers, then lengths.
+
+    Of two that are as far off, the one with fewer sequences is nearer.
+    """
+    num_kinds = sum(a != b for a, b in zip(one[1:4], other[1:4], strict=True))
+    return num_kinds, abs(one[0] - other[0]), abs(one[4] - other[4]), one[0]

@@ -190,6 +190,18 @@ def test_clients_that_come_and_go_at_once_lose_nothing(processor: Processor) -> 
 
 
 @pytest.mark.slow
+@by_processor("avx2", "avx512")
+def test_a_lone_client_is_drafted_for_at_once_after_a_crowd_for_which_guesses_did_not_pay(
+    processor: Processor,
+) -> None:
+    machine = VirtualMachine(processor, agreement=0.8)
+    machine.run(200 * processor.large_s[-2], num_streams=64, max_tokens=60)
+    machine.drain()
+    seconds = 60 * processor.large_s[0]
+    assert machine.run(seconds) >= 1.4 * plain_rate(processor, seconds)
+
+
+@pytest.mark.slow
 @by_processor("avx512")
 def test_guesses_saved_three_times_too_slow_are_tried_in_the_end(processor: Processor) -> None:
     """Saved as of a quiet machine, and alone their start can tell."""

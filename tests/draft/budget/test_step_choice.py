@@ -195,6 +195,21 @@ def test_larger_companies_begin_with_what_smaller_ones_found() -> None:
     assert set(drive.run(4, 30)) == {"plain"}
 
 
+def test_smaller_companies_begin_with_guesses_whatever_larger_ones_found() -> None:
+    drive = Drive(steps(small=(2, 3.0)), offered=("small", "plain"))
+    assert drive.run(16, 100)[-1] == "plain"
+    assert drive.run(1, 2)[0] == "small"
+
+
+def test_companies_between_begin_with_what_the_nearest_smaller_one_found() -> None:
+    drive = Drive(steps(small=(2, 3.0)), offered=("small", "plain"))
+    drive.run(4, 100)
+    drive.step = steps(small=(2, 1.0))
+    drive.run(64, 300)
+    drive.step = steps(small=(2, 3.0))
+    assert drive.run(8, 2)[0] == "plain"
+
+
 def test_greedy_and_sampled_requests_are_told_apart() -> None:
     drive = Drive(steps(), offered=("small", "plain"))
     fast: dict[bool, StepKind] = {False: "small", True: "plain"}
