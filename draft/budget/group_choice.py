@@ -290,10 +290,19 @@ class GroupChoice:
         if is_measured:
             probe.pace.add(tokens, stretch)
             probe.lost_measured += lost
-        most_lost = _ENOUGH_LOST / self._price if probe.steps_left > 0 else 0.0
-        if probe.steps_left > -_MORE_STEPS and probe.lost_measured < most_lost:
+        if self._may_go_on(probe):
             return
         self._end_probe(probe)
+
+    def _may_go_on(self, probe: _Probe) -> bool:
+        """Tell whether a probe still has to find something out."""
+        if probe.steps_left > 0:
+            return probe.lost_measured < _ENOUGH_LOST / self._price
+        if probe.steps_left <= -_MORE_STEPS or probe.lost_measured >= 0.0:
+            return False
+        # Guesses that bring no token have not won by being there.
+        is_of_guesses = probe.kind != "plain" and self.kept == "plain"
+        return not is_of_guesses or probe.pace.tokens > probe.pace.steps
 
     def _end_probe(self, probe: _Probe) -> None:
         """Learn from a probe that is over."""

@@ -210,6 +210,12 @@ def test_companies_between_begin_with_what_the_nearest_smaller_one_found() -> No
     assert drive.run(8, 2)[0] == "plain"
 
 
+def test_guesses_that_bring_nothing_are_no_longer_tried_than_a_probe_takes() -> None:
+    drive = Drive(steps(small=(2, 3.0), text=(1, 0.98)), offered=("small", "text", "plain"))
+    drive.run(1, 300)
+    assert share(drive.run(1, 400), "text") < 0.05
+
+
 def test_greedy_and_sampled_requests_are_told_apart() -> None:
     drive = Drive(steps(), offered=("small", "plain"))
     fast: dict[bool, StepKind] = {False: "small", True: "plain"}
