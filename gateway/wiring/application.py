@@ -20,6 +20,7 @@ from outrider.gateway.experiments.feedback import FeedbackApi
 from outrider.gateway.http.apis.named_prompts import PromptApi
 from outrider.gateway.http.apis.ollama.endpoints import OllamaEndpoints
 from outrider.gateway.http.apis.responses.endpoints import StoredEndpoints
+from outrider.gateway.http.apis.tiers import TierApi
 from outrider.gateway.http.dashboard.api import DashboardApi, DashboardSources
 from outrider.gateway.http.dashboard.experiments import experiment_documents
 from outrider.gateway.http.dashboard.recent import RecentOutcomes
@@ -82,6 +83,14 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         ),
         adapters=_build_adapter_api(parts, adapters, intake),
         replicas=_build_replica_api(parts, status, intake),
+        tiers=TierApi(
+            keys.authenticator,
+            jobs.models,
+            catalog,
+            parts.upstream,
+            parts.tenancy.prices,
+            intake.read_small_body,
+        ),
         prompts=PromptApi(
             keys.authenticator,
             keys.registry,

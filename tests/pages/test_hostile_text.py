@@ -1,4 +1,4 @@
-"""Hostile names, answers, errors and addresses on both pages: text stays text.
+"""Hostile names, answers, errors and addresses on all pages: text stays text.
 
 No script runs but the page's own, and nothing is asked of another origin. `new_page` also fails a
 test in which the page's policy had to stop something: the policy is the second line of defence.
@@ -129,6 +129,76 @@ def test_names_on_the_dashboard_are_text(gateway: tuple[str, Whole], watched: Pa
     expect(watched.locator("#board")).to_contain_text(f"small{EVIL}")
 
 
+KEY = {
+    **{"object": "key", "id": "abcdefgh", "prefix": "or-abcdefgh", "name": "k", "team": "t"},
+    **{"status": "active", "admin": True, "metrics": True, "reveals": "tiers", "models": ["m"]},
+    **{"tiers": ["s"], "limits": {"usd_per_day": 1, "models": {"b": {"usd_per_day": 2}}}},
+    **{"weight": 1.0, "labels": {"owner": "o"}, "created_at": 1, "expires_at": None},
+    **{"revoked_at": None, "old_secret_until": None, "key": "or-secret"},
+}
+TEAM = {"object": "team", "id": "t", "name": "n", "limits": {}, "weight": 1.0, "labels": {}}
+PRICE = {"currency": "USD", "prompt": "1", "input_cache_read": "1", "completion": "1"}
+SERVER = {"name": "v", "breaker": "open", "is_ejected": False, "num_in_flight": 0}
+ADMIN_DOCUMENTS: dict[str, list[dict[str, Any]]] = {
+    "keys": [KEY],
+    "teams": [{**TEAM, "created_at": 1}],
+    "tiers": [
+        {"object": "tier", "name": "r", "is_local": False, "model": "m", "is_available": False}
+        | {"reason": "w", "ttft_p50_ms": 1, "servers": [SERVER], "pricing": PRICE, "cost": PRICE}
+    ],
+    "replicas": [
+        {"object": "replica", "name": "e", "group": "g", "is_up": False, "is_draining": False}
+        | {"num_in_flight": 1, "num_requests": 1, "reason": "w"}
+    ],
+    "adapters": [
+        {"object": "adapter", "name": "a", "path": "p", "tier": "large", "digest": None}
+        | {"max_rank": 1, "num_modules": 1, "num_bytes": 1, "watched": True}
+    ],
+    "prompts": [
+        {"object": "prompt", "name": "p", "tenant": "t"}
+        | {"tiers": [{"tier": "l", "tokens": 1, "engines": 1, "expires_in_s": 1}]}
+    ],
+    "experiments": [
+        {"object": "experiment", "name": "x", "version": 1, "state": "running", "share": 1.0}
+        | {"source": "api", "metric": "ttft", "started_at": 1}
+        | {"arms": [{"name": "y", "share": 1.0, "stopped": {"reason": "z", "at": 1}}]}
+    ],
+}
+
+
+def test_names_on_the_admin_page_are_text(gateway: tuple[str, Whole], watched: Page) -> None:
+    url, _ = gateway
+    for name, data in ADMIN_DOCUMENTS.items():
+        document = hostile({"object": "list", "data": data, "has_more": False}, keep=("object",))
+        watched.route(f"**/admin/{name}*", fulfilling(document))
+    sums = dict.fromkeys(
+        ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "charge_nanos"), 1
+    )
+    sums |= {"cost_usd": 1, "charge_usd": 1}
+    usage = {"data": [{**sums, "group": "g", "name": "u"}], "totals": sums, "has_more": True}
+    usage |= {"savings": {"tier": "v", "always_usd": 1, "saved_usd": -1}}
+    watched.route("**/v1/usage*", fulfilling(hostile(usage)))
+    watched.goto(f"{url}/admin?x={quote(EVIL)}#{quote(EVIL)}")
+    for name in ("teams", "spend", "tiers", "replicas", "adapters", "prompts", "experiments"):
+        watched.goto(f"{url}/admin#{name}")
+        expect(watched.locator(f"#{name}-section .list")).to_contain_text(EVIL)
+    watched.goto(f"{url}/admin#keys")
+    keys = watched.locator("#keys-section .list")
+    expect(keys).to_contain_text(f"k{EVIL}")
+    keys.get_by_role("button").first.click()
+    expect(watched.locator("#panel h2")).to_have_text(f"k{EVIL}")
+    expect(watched.locator("#panel .facts")).to_contain_text(EVIL)
+    error = {"error": {"message": EVIL, "type": EVIL, "param": "name", "code": EVIL}}
+    watched.route(
+        "**/admin/keys/abcd*",
+        lambda route: route.fulfill(
+            status=400, body=json.dumps(error), content_type="application/json"
+        ),
+    )
+    watched.locator("#panel").get_by_role("button", name="Save", exact=True).click()
+    expect(watched.locator("#panel form").first).to_contain_text(EVIL)
+
+
 def test_markup_that_comes_from_data_could_not_run(
     gateway: tuple[str, Whole], new_page: NewPage
 ) -> None:
@@ -149,7 +219,7 @@ def test_markup_that_comes_from_data_could_not_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["/", "/dashboard"])
+@pytest.mark.parametrize("path", ["/", "/dashboard", "/admin"])
 def test_only_the_pages_own_scripts_are_named(gateway: tuple[str, Whole], path: str) -> None:
     policy = httpx.get(gateway[0] + path).headers["content-security-policy"]
     scripts = next(part for part in policy.split("; ") if part.startswith("script-src"))

@@ -46,17 +46,18 @@ def card_of(model: ListedModel, prices: PriceBook) -> ModelCard:
         max_context=max_context,
         max_model_len=max_context,
         context_length=max_context,
-        pricing=_pricing(known) if tiers and len(known) == len(tiers) else None,
+        pricing=pricing_of(known) if tiers and len(known) == len(tiers) else None,
     )
 
 
 def _priced(tier: TierCard | UpstreamCard, prices: PriceBook) -> TierCard | UpstreamCard:
     if not prices.is_known(tier.tier):
         return tier
-    return replace(tier, pricing=_pricing([prices.charge_of(tier.tier)]))
+    return replace(tier, pricing=pricing_of([prices.charge_of(tier.tier)]))
 
 
-def _pricing(prices: Sequence[UpstreamPriceSettings]) -> Pricing:
+def pricing_of(prices: Sequence[UpstreamPriceSettings]) -> Pricing:
+    """Return prices of single tokens; of several tiers, the dearest."""
     lengths = sorted({longer.above for price in prices for longer in price.long_prompts})
     longer = [
         LongPromptPricing(length, *_dearest([price.at(length + 1) for price in prices]))

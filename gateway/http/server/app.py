@@ -72,6 +72,7 @@ from outrider.gateway.http.apis.responses.openapi import (
     responses_operation,
     retrieve_operation,
 )
+from outrider.gateway.http.apis.tiers import TierApi
 from outrider.gateway.http.apis.tokenize_api import (
     detokenize_operation,
     tokenize_operation,
@@ -97,7 +98,7 @@ from outrider.gateway.http.server.endpoints import (
 )
 from outrider.gateway.http.server.lifespan import Lifespan
 from outrider.gateway.http.server.openapi_document import OpenApiEndpoint
-from outrider.gateway.http.server.pages import DASHBOARD_PATH, PLAYGROUND_PATHS, Pages
+from outrider.gateway.http.server.pages import ADMIN_PATH, DASHBOARD_PATH, PLAYGROUND_PATHS, Pages
 from outrider.gateway.http.server.pass_through_endpoints import PassThroughEndpoints
 from outrider.gateway.http.server.status import StatusEndpoints
 from outrider.gateway.settings.extras import own_version
@@ -121,7 +122,7 @@ _OLLAMA_GENERATE: Final = "/api/generate"
 _INFILL: Final = "/infill"
 _VERIFY: Final = "/v1/verify"
 _METRICS: Final = "/metrics"
-_ADMIN: Final = (AdminApi, AdapterApi, ReplicaApi, PromptApi, ExperimentApi)
+_ADMIN: Final = (AdminApi, AdapterApi, ReplicaApi, TierApi, PromptApi, ExperimentApi)
 _OTHER_MODELS: Final = (
     *RESPONSES_MODELS,
     *MESSAGES_MODELS,
@@ -151,6 +152,7 @@ class Routes:
     admin: AdminApi
     adapters: AdapterApi
     replicas: ReplicaApi
+    tiers: TierApi
     prompts: PromptApi
     experiments: ExperimentApi
     feedback: FeedbackApi
@@ -303,6 +305,7 @@ def _add_status_routes(app: FastAPI, routes: Routes) -> None:
     for path in PLAYGROUND_PATHS:
         app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)(pages.playground)
     get(DASHBOARD_PATH, include_in_schema=False)(pages.dashboard)
+    get(ADMIN_PATH, include_in_schema=False)(pages.admin)
     figures = operation(Dashboard, "Figures of the dashboard.", operation_id="getDashboard")
     get("/v1/dashboard", openapi_extra=figures)(_with_principal(routes.dashboard.dashboard))
 
@@ -327,7 +330,10 @@ def _add_ollama_routes(app: FastAPI, routes: Routes) -> None:
 def _add_tenant_routes(app: FastAPI, routes: Routes) -> None:
     """Add the endpoints for tenants about themselves, and for administrators about tenants."""
     app.get("/v1/usage", openapi_extra=USAGE_OPERATION)(_with_principal(routes.usage.usage))
-    for handlers in (routes.admin, routes.adapters, routes.replicas, routes.prompts):
+    for handlers in (
+        *(routes.admin, routes.adapters, routes.replicas),
+        *(routes.tiers, routes.prompts),
+    ):
         _add_handlers(app, handlers)
 
 

@@ -15,9 +15,10 @@ from outrider.gateway.contract.errors.http import Problem
 
 PLAYGROUND_PATHS: Final = ("/", "/playground")
 DASHBOARD_PATH: Final = "/dashboard"
+ADMIN_PATH: Final = "/admin"
 
 _SCRIPT: Final = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
-_INCLUDE: Final = re.compile(rb"<!-- include ([a-z.]+) -->")
+_INCLUDE: Final = re.compile(rb"<!-- include ([a-z./]+) -->")
 _POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}; "
     "require-trusted-types-for 'script'; trusted-types 'none'; connect-src 'self'; img-src data:; "
@@ -57,11 +58,12 @@ def _read(name: str) -> bytes:
 
 
 class Pages:
-    """The playground and the dashboard."""
+    """The playground, the dashboard and the administrators' page."""
 
     def __init__(self) -> None:
         self._playground = load_page("index.html")
         self._dashboard = load_page("dashboard.html")
+        self._admin = load_page("admin/admin.html")
 
     async def playground(self) -> Response:
         """Return the playground."""
@@ -71,6 +73,10 @@ class Pages:
         """Return the dashboard."""
         return self._dashboard.response()
 
+    async def admin(self) -> Response:
+        """Return the administrators' page; what it shows is asked of /admin with a key."""
+        return self._admin.response()
+
     @property
     def sign_in(self) -> dict[str, Callable[[Problem], Response]]:
         """The pages by path, for browsers without a key: they hold no secrets, and ask for one."""
@@ -79,5 +85,5 @@ class Pages:
             return page.response(problem.status, problem.headers)
 
         pages = dict.fromkeys(PLAYGROUND_PATHS, self._playground)
-        pages[DASHBOARD_PATH] = self._dashboard
+        pages |= {DASHBOARD_PATH: self._dashboard, ADMIN_PATH: self._admin}
         return {path: partial(shown, page) for path, page in pages.items()}

@@ -50,6 +50,9 @@ Answer = TypeVar("Answer")
 
 _PAGE: Final = 100
 _AFTER: Final = AdminQuery(name="after", description="Only keys whose ids come after this one.")
+_NAME: Final = AdminQuery(
+    name="name", description="Only keys with this in their name, or with this id or prefix."
+)
 _LIMIT: Final = AdminQuery(
     name="limit", description="How many at most.", most=MAX_PAGE, default=_PAGE
 )
@@ -73,11 +76,13 @@ class AdminApi(AdminHandlers):
         self._siblings = siblings
         self._tiers = (*TIERS, *upstream_tiers)
 
-    @admin("GET", "/admin/keys", "A page of the keys.", queries=(_AFTER, _LIMIT))
+    @admin("GET", "/admin/keys", "A page of the keys.", queries=(_AFTER, _NAME, _LIMIT))
     async def list_keys(self, call: AdminCall) -> KeyList:
         """Return a page of the keys."""
         after, limit = call.text(_AFTER), call.number(_LIMIT) or _PAGE
-        keys, has_more = await asyncio.to_thread(self._store.page, after=after, limit=limit)
+        keys, has_more = await asyncio.to_thread(
+            self._store.page, after=after, limit=limit, words=call.text(_NAME)
+        )
         return KeyList(data=[self._report(key) for key in keys], has_more=has_more)
 
     @admin("POST", "/admin/keys", "The key, shown once.")

@@ -44,6 +44,7 @@ _PATH_SCHEMAS: Final = {"prompt": {"type": "string", "pattern": "^[A-Za-z0-9._-]
 _ALWAYS: Final = frozenset({401, 403, 404, 429, 503})
 _OF_BODIES: Final = frozenset({400, 413, 415})
 _MOST_DIGITS: Final = 11
+_MAX_TEXT_CHARS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class AdminQuery:
     @property
     def parameter(self) -> dict[str, Any]:
         """Describe it for /openapi.json."""
-        schema: dict[str, Any] = {"type": "string"}
+        schema: dict[str, Any] = {"type": "string", "maxLength": _MAX_TEXT_CHARS}
         if self.most is not None:
             schema = {"type": "integer", "minimum": 1, "maximum": self.most}
         if self.default is not None:
@@ -85,8 +86,13 @@ class AdminCall:
         return found
 
     def text(self, query: AdminQuery) -> str | None:
-        """Return a text of the address."""
-        return self.request.query_params.get(query.name)
+        """Return a text of the address. Raises BadRequestError."""
+        text = self.request.query_params.get(query.name)
+        if text is not None and (len(text) > _MAX_TEXT_CHARS or not text.isprintable()):
+            raise BadRequestError(
+                f"{query.name}: this text cannot be a name or an id.", param=query.name
+            )
+        return text
 
     def number(self, query: AdminQuery) -> int | None:
         """Return a whole number of the address. Raises BadRequestError."""

@@ -120,9 +120,17 @@ class KeyStore:
             return ShownKey(record=record, text=key.text)
         raise ConflictError("No free id was found for the key. Try again.")
 
-    def page(self, *, after: str | None, limit: int) -> tuple[list[KeyRecord], bool]:
-        """Return keys in the order of their ids, after an id, and whether there are more."""
+    def page(
+        self, *, after: str | None, limit: int, words: str | None = None
+    ) -> tuple[list[KeyRecord], bool]:
+        """Return keys in the order of their ids, after an id, and whether there are more.
+
+        `words`: only keys with this in their name, in capitals or not, or with this id or prefix.
+        """
         query = select(tables.keys).order_by(tables.keys.c.id).limit(limit + 1)
+        if words is not None:
+            is_named = tables.keys.c.name.icontains(words, autoescape=True)
+            query = query.where(is_named | (tables.keys.c.id == words.removeprefix(KEY_PREFIX)))
         if after is not None:
             query = query.where(tables.keys.c.id > after)
         with self._database.read() as connection:

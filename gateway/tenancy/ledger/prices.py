@@ -223,6 +223,10 @@ class PriceBook:
         """Return the client's charge for this tier's tokens, in USD per million."""
         return _price(self._rates.get(tier, _FREE).charge)
 
+    def cost_of(self, tier: str) -> UpstreamPriceSettings:
+        """Return our cost of this tier's tokens, in USD per million."""
+        return _price(self._rates.get(tier, _FREE).cost)
+
 
 def _rate(price: TierPriceSettings) -> _Rate:
     rate = _token_rate(price)

@@ -151,8 +151,8 @@ function stacked(series) {
   });
 }
 
-// Groups of bars. `groups`: names along the axis; `series`: [{name, values}].
-function bars(id, title, groups, series, unit, most) {
+// Groups of bars. `groups`: names along the axis, each a `word`; `series`: [{name, values}].
+function bars(id, title, groups, series, unit, most, word = "depth") {
   const place = card(id, title);
   showLegend(place.legend, series);
   const told = series.map((one) => `${one.name}: ${one.values.map((v) => brief(v, unit)).join(", ")}`).join("; ");
@@ -174,7 +174,7 @@ function bars(id, title, groups, series, unit, most) {
         x: middle(at) + (i - series.length / 2) * thick + 1, y: size.bottom - height }));
     });
   });
-  place.read = (at) => `depth ${groups[at]}: ` + series.map((one) => `${one.name} ${brief(one.values[at], unit)}`).join(", ");
+  place.read = (at) => `${word} ${groups[at]}: ` + series.map((one) => `${one.name} ${brief(one.values[at], unit)}`).join(", ");
   place.xs = groups.map((_, at) => middle(at));
   place.size = size;
   showCursor(place);
@@ -210,12 +210,12 @@ function showCursor(place) {
 }
 
 function table(heads, rows, label) {
+  const names = heads.map((head) => head.replace("#", ""));
   const row = (cells, isHead) => element("tr", {}, ...cells.map((cell, i) => {
-    const attributes = isHead ? { scope: "col" } : i === 0 ? { scope: "row" } : {};
+    const attributes = isHead ? { scope: "col" } : i === 0 ? { scope: "row" } : { "data-head": names[i] };
     if (heads[i].startsWith("#")) attributes.class = "number";
     return element(isHead || i === 0 ? "th" : "td", attributes, cell instanceof Node ? cell : String(cell));
   }));
-  const names = heads.map((head) => head.replace("#", ""));
   return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
     element("table", {}, element("thead", {}, row(names, true)),
       element("tbody", {}, ...rows.map((cells) => row(cells, false)))));
@@ -236,4 +236,58 @@ function meter(share) {
   if (!isNumber(share)) return "–";
   const bar = element("i", { style: `width: ${(share * 100).toFixed(1)}%` });
   return element("span", {}, element("span", { class: "meter", "aria-hidden": "true" }, bar), brief(share, "%"));
+}
+
+// ---- reports on experiments ----------------------------------------------------------------
+
+function interval(range, low, high, zero) {
+  const x = (value) => 4 + Math.max(0, Math.min(1, (value - low) / (high - low || 1))) * 136;
+  const svg = drawn("svg", { class: "interval", viewBox: "0 0 144 16", "aria-hidden": "true" });
+  if (isNumber(zero)) svg.append(drawn("line", { class: "zero", x1: x(zero), x2: x(zero), y1: 1, y2: 15 }));
+  svg.append(drawn("line", { x1: x(range.low ?? low), x2: x(range.high ?? high), y1: 8, y2: 8 }));
+  if (isNumber(range.estimate)) svg.append(drawn("circle", { cx: x(range.estimate), cy: 8, r: 3.4 }));
+  return svg;
+}
+
+const PRIMARY = {  // the metric that an experiment decides by: where an arm has it, and how it reads
+  attainment: ["shares", "attained", 100, "points", "%", "objectives met"],
+  ttft: ["means", "ttft_s", 1000, "ms", "ms", "time to first token"],
+  tpot: ["means", "inter_token_s", 1000, "ms", "ms", "time between tokens"],
+  e2e: ["means", "duration_s", 1000, "ms", "ms", "time to the end"],
+  cost: ["means", "cost_usd", 1, "USD", "USD", "cost of a request"],
+};
+
+// An interval in words; an arm's share is a percentage, a difference of shares is in points.
+function spread(range, scale, unit) {
+  if (!range || !isNumber(range.estimate)) return "–";
+  const told = (value) => (isNumber(value) ? brief(value * scale, unit === "points" ? "" : unit) : "?");
+  const tail = unit === "points" ? " points" : "";
+  return `${told(range.estimate)}${tail} (${told(range.low)} to ${told(range.high)})`;
+}
+
+function differenceOf(comparison, scale, unit, widest) {
+  const range = comparison?.primary?.difference;
+  if (!range) return "–";
+  const text = spread(range, scale, unit);
+  return element("span", {}, interval(range, -widest, widest, 0), ` ${text}`);
+}
+
+function showExperiment(one) {
+  const [kind, name, scale, unit, armUnit, words] = PRIMARY[one.metric] ?? [];
+  const armScale = armUnit === "%" ? 1 : scale;
+  const differences = one.comparisons.map((each) => each.primary?.difference).filter(Boolean);
+  const bounds = differences.flatMap((range) => [range.low, range.high, range.estimate]).filter(isNumber);
+  const widest = Math.max(...bounds.map(Math.abs), 1e-12);
+  const rows = one.arms.map((arm) => {
+    const comparison = one.comparisons.find((each) => each.arm === arm.arm);
+    const note = arm.stopped ? `stopped: ${arm.stopped}` : arm.arm === one.control ? "control" : brief(arm.weight, "%");
+    return [arm.arm, note, brief(arm.requests), kind ? spread(arm[kind][name], armScale, armUnit) : "–",
+      spread(arm.quantiles.ttft_s?.p95, 1000, "ms"),
+      arm.arm === one.control ? "–" : differenceOf(comparison, scale ?? 1, unit ?? "", widest)];
+  });
+  const title = `${one.experiment}, version ${one.version}, ${one.state}`;
+  return element("section", { class: "experiment" }, element("h3", {}, title),
+    element("p", {}, one.state === "draft" ? `It has not begun: outrider experiment start ${one.experiment}` : one.verdict.text),
+    table(["arm", "", "#requests", words ?? one.metric, "first token p95", "difference to the control"],
+      rows, `Arms of ${one.experiment}`));
 }

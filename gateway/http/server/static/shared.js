@@ -1,5 +1,5 @@
 "use strict";
-// Code of both pages: making elements, the header, the key and the form that asks for it, colours.
+// Code of all pages: making elements, the header, the key and the form that asks for it, colours.
 const byId = (id) => document.getElementById(id);
 const KEPT = "outrider-key";
 const ENTER = "Enter a key to continue.";
@@ -116,6 +116,11 @@ async function enter(text) {
   byId("key").value = "";
   showAccess();
   page.opened(response);
+}
+
+function setState(text, kind) {
+  byId("state").textContent = text;
+  byId("state").className = kind;
 }
 
 // A tier's colour: the local models have theirs, upstream tiers one of four by their name.

@@ -198,6 +198,26 @@ def test_pages(http: TestClient) -> None:
         assert error_of(http.get("/admin/keys", params={"limit": limit}), 400)["param"] == "limit"
 
 
+def test_keys_are_found_by_a_part_of_their_name_and_by_their_id(http: TestClient) -> None:
+    ids = {
+        name: http.post("/admin/keys", json={"name": name}).json()["id"]
+        for name in ("Web shop", "web_shop", "100%", "batch")
+    }
+
+    def named(**query: str) -> list[str]:
+        found = http.get("/admin/keys", params=query).json()
+        return sorted(key["name"] for key in found["data"])
+
+    assert named(name="WEB") == ["Web shop", "web_shop"]
+    assert named(name="b_s") == ["web_shop"], "no character stands for others"
+    assert named(name="%") == ["100%"]
+    assert named(name=ids["batch"]) == named(name=f"or-{ids['batch']}") == ["batch"]
+    assert named(name="web", after=max(ids["Web shop"], ids["web_shop"])) == []
+    for wrong in ("x" * 257, "a\0", "a\nb"):
+        refused = http.get("/admin/keys", params={"name": wrong})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "name")
+
+
 def test_only_administrators(http: TestClient, world: World) -> None:
     plain = made(http)["key"]
     admin = made(http, admin=True)["key"]
