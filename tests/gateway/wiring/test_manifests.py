@@ -146,18 +146,11 @@ def _project() -> dict[str, Any]:
 def test_helm_renders_what_kubernetes_takes(
     changes: dict[str, Any], kinds: set[str], version: str
 ) -> None:
-    helm = pytest.importorskip("helm_python", reason="pip install 'outrider[manifests]'")
     kubernetes = pytest.importorskip("kubernetes_validate", reason="outrider[manifests]")
-    with helm.Chart.load(str(CHART)) as chart:
-        chart.validate_schema({**MODELS, **changes})
-        rendered = chart.render({**MODELS, **changes}, name="demo", namespace="prod")
-    assert "prod.svc:8000" in rendered["outrider/templates/NOTES.txt"]
-    found = {}
-    for name, text in rendered.items():
-        for document in yaml.safe_load_all(text) if name.endswith(".yaml") else ():
-            if document is not None:
-                kubernetes.validate(document, version, strict=True)
-                found[document["kind"]] = document
+    documents = rendered(changes)
+    for document in documents:
+        kubernetes.validate(document, version, strict=True)
+    found = {document["kind"]: document for document in documents}
     assert kinds | {"Deployment", "Service", "ConfigMap"} <= set(found)
     (gateway,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
     (engines,) = (arg for arg in gateway["args"] if arg.startswith("--engines="))
@@ -168,10 +161,91 @@ def test_helm_renders_what_kubernetes_takes(
     assert tomllib.loads(found["ConfigMap"]["data"]["outrider.toml"])
 
 
+def rendered(changes: dict[str, Any]) -> list[dict[str, Any]]:
+    """The chart's manifests with these values; skips where Helm's library is not installed."""
+    helm = pytest.importorskip("helm_python", reason="pip install 'outrider[manifests]'")
+    with helm.Chart.load(str(CHART)) as chart:
+        chart.validate_schema({**MODELS, **changes})
+        files = chart.render({**MODELS, **changes}, name="demo", namespace="prod")
+    assert "prod.svc:8000" in files["outrider/templates/NOTES.txt"]
+    texts = [text for name, text in files.items() if name.endswith(".yaml")]
+    return [one for text in texts for one in yaml.safe_load_all(text) if one is not None]
+
+
+OPTIONAL = {
+    "gateway": {
+        "ingress": {
+            "enabled": True,
+            "className": "nginx",
+            "host": "llm.example.com",
+            "tlsSecret": "llm-tls",
+            "annotations": {"nginx.ingress.kubernetes.io/proxy-buffering": "off"},
+        },
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["a.b"]},
+        "networkPolicy": {"enabled": True},
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    },
+    "engines": {"maxUnavailable": 1},
+}
+_OF_OPERATORS = ("HTTPRoute", "ServiceMonitor")
+"""Kinds that Kubernetes itself has not."""
+
+
+def test_nothing_optional_is_rendered_unless_it_is_wanted() -> None:
+    plain = [(one["kind"], one["metadata"]["name"]) for one in rendered({})]
+    more = [(one["kind"], one["metadata"]["name"]) for one in rendered(OPTIONAL)]
+    assert sorted(set(more) - set(plain)) == [
+        ("HTTPRoute", "demo-gateway"),
+        ("Ingress", "demo-gateway"),
+        ("NetworkPolicy", "demo-gateway"),
+        ("PodDisruptionBudget", "demo-engines"),
+        ("ServiceMonitor", "demo-gateway"),
+    ]
+    assert set(plain) < set(more)
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_what_is_optional_points_to_the_gateways(version: str) -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="outrider[manifests]")
+    documents = rendered(OPTIONAL)
+    for document in documents:
+        if document["kind"] not in _OF_OPERATORS:
+            kubernetes.validate(document, version, strict=True)
+    found = {(one["kind"], one["metadata"]["name"]): one for one in documents}
+    service = found["Service", "demo-gateway"]
+    (port,) = service["spec"]["ports"]
+    (rule,) = found["Ingress", "demo-gateway"]["spec"]["rules"]
+    assert rule["host"] == "llm.example.com"
+    (path,) = rule["http"]["paths"]
+    assert path["backend"]["service"] == {"name": "demo-gateway", "port": {"name": port["name"]}}
+    (rule,) = found["HTTPRoute", "demo-gateway"]["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": "demo-gateway", "port": port["port"]}]
+    policy = found["NetworkPolicy", "demo-gateway"]["spec"]
+    pods = found["Deployment", "demo-gateway"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= pods.items()
+    (rule,) = policy["ingress"]
+    assert rule == {"from": [{"podSelector": {}}], "ports": [{"port": "http"}]}
+    monitor = found["ServiceMonitor", "demo-gateway"]
+    labels = service["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (endpoint["port"], endpoint["path"]) == (port["name"], "/metrics")
+    budget = found["PodDisruptionBudget", "demo-engines"]["spec"]
+    pods = found["StatefulSet", "demo-engines"]["spec"]["template"]["metadata"]["labels"]
+    assert budget["selector"]["matchLabels"].items() <= pods.items()
+
+
 def test_helm_finds_nothing_wrong_and_refuses_what_is_misspelt() -> None:
     helm = pytest.importorskip("helm_python", reason="pip install 'outrider[manifests]'")
     with helm.Chart.load(str(CHART)) as chart:
-        for wrong in ({}, {**MODELS, "engines": {"gpu": 1}}, {**MODELS, "image": {"tag": "a b"}}):
+        for wrong in (
+            {},
+            {**MODELS, "engines": {"gpu": 1}},
+            {**MODELS, "image": {"tag": "a b"}},
+            {**MODELS, "gateway": {"ingress": {"enabled": True}}},
+            {**MODELS, "gateway": {"httpRoute": {"enabled": True}}},
+        ):
             with pytest.raises(helm.HelmError):
                 chart.validate_schema(wrong)
 
