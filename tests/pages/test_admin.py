@@ -13,9 +13,12 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.tenancy.keys.keys import Scopes
 from outrider.gateway.tenancy.keys.records import KeyOrder
 from tests.databases import with_tables
+from tests.gateway.conftest import running
+from tests.gateway.http.edge.gateways import whole_gateway
 from tests.gateway.hybrid import World, hybrid
 from tests.pages.conftest import PHONE, NewPage
 
+MAX_PAGE_BYTES = 80_000
 TOKEN = "9f86d081884c7d659a2feaa0c55ad015"
 BOSS = {"authorization": f"Bearer {TOKEN}"}
 REFUSED = ("status of 4",)
@@ -380,6 +383,24 @@ def test_it_asks_for_an_administrators_key_and_forgets_it(world: World, new_page
     expect(page.locator("#access")).to_be_visible()
     assert "plain" not in page.locator("main").inner_text()
     assert TOKEN not in page.evaluate("JSON.stringify(sessionStorage) + document.body.innerHTML")
+
+
+def test_an_open_gateway_asks_for_a_key_too(tokenizer: ChatTokenizer, new_page: NewPage) -> None:
+    with running(whole_gateway(tokenizer).app) as url:
+        page = new_page(f"{url}/admin", allows=REFUSED)
+        expect(page.locator("#access-why")).to_have_text("Enter an administrator's key.")
+        assert page.locator("#desk").is_hidden()
+
+
+@pytest.mark.slow
+def test_the_page_is_small_and_loads_nothing_from_other_servers(world: World) -> None:
+    page = world.http.get("/admin", headers=BOSS)
+    assert page.status_code == 200
+    assert len(page.content) < MAX_PAGE_BYTES
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    text = page.text.replace("http://www.w3.org", "")
+    assert "http://" not in text
+    assert "https://" not in text
 
 
 def test_all_of_it_is_reached_with_the_keyboard(world: World, desk: Page) -> None:

@@ -161,7 +161,7 @@ function bars(id, title, groups, series, unit, most, word = "depth") {
   const step = (size.right - size.left) / Math.max(1, groups.length);
   const thick = Math.min(22, step * 0.8 / Math.max(1, series.length));
   const middle = (at) => size.left + (at + 0.5) * step;
-  const every = Math.ceil(20 / Math.max(1, step));  // names have room for two digits
+  const every = Math.ceil((6 + 7 * Math.max(0, ...groups.map((name) => name.length))) / Math.max(1, step));  // names have room
   groups.forEach((name, at) => {
     if (at % every === 0) {
       svg.append(drawn("text", { x: middle(at), y: size.bottom + 16, "text-anchor": "middle" }, name));

@@ -24,6 +24,7 @@ function showSection() {
     view.hidden = name !== shown;
     if (name === shown) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
+  sections.get(shown).link.scrollIntoView({ block: "nearest", inline: "nearest" });
   look(shown);
 }
 

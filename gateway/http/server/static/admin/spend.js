@@ -15,7 +15,7 @@ async function loadSpend() {
   const cells = (one) => [brief(one.requests), brief(one.prompt_tokens), brief(one.cached_tokens), brief(one.completion_tokens),
     dollars(one.cost_usd), dollars(one.charge_usd)];
   const shareOf = (one) => meter(totals.charge_nanos ? one.charge_nanos / totals.charge_nanos : null);
-  const rows = data.map((one) => [nameOf(one), ...cells(one), shareOf(one)]);
+  const rows = (by === "day" ? data.toReversed() : data).map((one) => [nameOf(one), ...cells(one), shareOf(one)]);
   if (data.length) rows.push(["all", ...cells(totals), ""]);
   showDays(by === "day" ? data : []);
   const heads = [by, "#requests", "#prompt tokens", "#of them cached", "#answer tokens", "#cost", "#charged", "share"];
@@ -31,6 +31,7 @@ const nameOf = (one) => (one.name ? `${one.name} (${one.group})` : one.group || 
 function showDays(days) {
   charts.hidden = days.length < 2;
   if (charts.hidden) return;
+  card("days", "Charged a day", true);
   const series = [{ name: "charged", values: days.map((one) => one.charge_usd) }];
   bars("days", "Charged a day", days.map((one) => one.group.slice(5)), series, "USD", roundUp(Math.max(...series[0].values)), "day");
 }
