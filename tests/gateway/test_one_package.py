@@ -22,6 +22,7 @@ print(*sys.modules)
 """
 DATA = (
     *("gateway/settings/*.json", "gateway/http/server/static/*.html"),
+    "gateway/http/server/static/admin/*.js",
     *("gateway/tools/reports/report.html", "gateway/tools/reports/report.css"),
     "gateway/storage/migrations/script.py.mako",
     *("draft/pair/*/model.safetensors", "draft/pair/*/tokenizer.json"),

@@ -3,14 +3,15 @@
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Literal
 
+from msgspec.structs import replace
 from starlette.requests import Request
 
-from outrider.engine.errors import EngineError
+from outrider.engine.errors import EngineError, EngineNotStartedError
 from outrider.engine.events import TierInfo
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
 from outrider.gateway.answering.reading.local_models import LocalModels
 from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
-from outrider.gateway.contract.errors.tree import GatewayError, NotReadyError
+from outrider.gateway.contract.errors.tree import GatewayError
 from outrider.gateway.contract.schema.model_cards import Pricing
 from outrider.gateway.contract.schema.structs import CompleteModel, says
 from outrider.gateway.http.apis.prices import pricing_of
@@ -83,32 +84,28 @@ class TierApi(AdminHandlers):
         infos: dict[Tier, TierInfo] = {}
         reason = ""
         try:
+            infos = dict((await self._models.engine_info()).tiers)
             if not self._models.engine.is_paused:
                 self._models.require_ready()
-        except NotReadyError as error:
-            reason = str(error)
-        try:
-            infos = dict((await self._models.engine_info()).tiers)
+        except EngineNotStartedError:
+            pass  # the first request has one started
         except (GatewayError, EngineError) as error:
-            reason = reason or str(error)
-        named = (tier for tier in TIERS if tier in infos or tier in self._models.loaded)
+            reason = str(error)
         return [
-            self._report(
-                tier,
-                model=infos[tier].model_id if tier in infos else None,
-                reason=reason,
-                is_local=True,
-            )
-            for tier in named
+            self._report(tier, infos[tier].model_id if tier in infos else None, reason)
+            for tier in TIERS
+            if tier in infos or tier in self._models.loaded
         ]
 
     async def _of_upstream(self, tier: UpstreamTier) -> TierReport:
-        wait_s = tier.retry_after_s
         median_s = tier.first_token.quantile(0.5)
-        return self._report(
+        report = self._report(
             tier.name,
-            model=tier.settings.model or await self._listed_model(tier.name),
-            reason="" if tier.is_available else f"No server takes requests for {wait_s:.1f} s.",
+            tier.settings.model or await self._listed_model(tier.name),
+            "" if tier.is_available else "None of its servers takes requests.",
+        )
+        return replace(
+            report,
             is_local=False,
             ttft_p50_ms=None if median_s is None else median_s * 1000,
             servers=[
@@ -129,25 +126,17 @@ class TierApi(AdminHandlers):
         except (GatewayError, EngineError):
             return None
 
-    def _report(
-        self,
-        name: str,
-        *,
-        model: str | None,
-        reason: str,
-        is_local: bool,
-        ttft_p50_ms: float | None = None,
-        servers: list[TierServer] | None = None,
-    ) -> TierReport:
+    def _report(self, name: str, model: str | None, reason: str) -> TierReport:
+        """Describe a local tier, and an upstream one as far as they are alike."""
         is_known = self._prices.is_known(name)
         return TierReport(
             name=name,
-            is_local=is_local,
+            is_local=True,
             model=model,
             is_available=not reason,
             reason=reason,
-            ttft_p50_ms=ttft_p50_ms,
-            servers=servers or [],
+            ttft_p50_ms=None,
+            servers=[],
             pricing=pricing_of([self._prices.charge_of(name)]) if is_known else None,
             cost=pricing_of([self._prices.cost_of(name)]) if is_known else None,
         )

@@ -1,6 +1,7 @@
 """Administrators see each tier's health and prices."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -8,9 +9,14 @@ from benchmarks.shared.upstream_servers import free_port
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.schema.model_cards import Pricing
 from outrider.gateway.http.apis.tiers import TierList, TierReport
+from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from tests.databases import with_tables
 from tests.gateway.answers import read_answer
+from tests.gateway.engines.fleet.test_from_zero import ScriptedFleet, asleep, gateway
 from tests.gateway.hybrid import CHAT, World, hybrid
+from tests.gateway.scripted_client import Script, ScriptedClient
+from tests.gateway.tenancy.keys.world import ADMIN_TOKEN
+from tests.gateway.tenancy.keys.world import World as Keys
 
 TOKEN = "9f86d081884c7d659a2feaa0c55ad015"
 BOSS = {"authorization": f"Bearer {TOKEN}"}
@@ -76,7 +82,7 @@ def test_a_server_that_fails_and_an_engine_that_loads_are_told_with_the_reason(
         assert world.http.post("/v1/chat/completions", json={**CHAT, "model": "cloud"}).is_error
     cloud = tiers(world)["cloud"]
     assert not cloud.is_available
-    assert cloud.reason.startswith("No server takes requests for ")
+    assert cloud.reason == "None of its servers takes requests."
     assert [each.breaker for each in cloud.servers] == ["open"]
     world.engine.is_ready = False
     small = tiers(world)["small"]
@@ -84,6 +90,18 @@ def test_a_server_that_fails_and_an_engine_that_loads_are_told_with_the_reason(
     assert "loading" in small.reason
     world.engine.is_ready = True
     assert tiers(world)["small"].is_available
+
+
+def test_a_tier_whose_engines_sleep_takes_requests(
+    tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
+    engine = ScriptedClient(vocab_size=420, script=lambda _: Script())
+    pool = asleep(ScriptedFleet(("small", "large")), engine)
+    with gateway(pool, tokenizer, tenancy=Tenancy(keys=Keys(tmp_path).parts)) as http:
+        headers = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+        answer = http.get("/admin/tiers", headers=headers)
+        found = read_answer(TierList, answer.content).data
+    assert [(each.name, each.is_available) for each in found] == [("small", True), ("large", True)]
 
 
 def test_they_are_for_administrators(world: World) -> None:
