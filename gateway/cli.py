@@ -62,6 +62,10 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "outrider.gateway.tools.commands.usage_cli",
         "Show usage, its cost and the clients' charges.",
     ),
+    "audit": _Entry(
+        "outrider.gateway.tools.commands.audit_cli",
+        "Administrative changes: list, export and verify their log.",
+    ),
     "experiment": _Entry(
         "outrider.gateway.tools.commands.experiments_cli",
         "A/B experiments: create, run and evaluate them.",

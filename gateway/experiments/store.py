@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
+from outrider.gateway.audit.chain import Change, differences
+from outrider.gateway.audit.chain import record as record_change
 from outrider.gateway.contract.errors.tree import ConflictError, NotFoundError
 from outrider.gateway.experiments import lifecycle
 from outrider.gateway.experiments.records import (
@@ -23,6 +25,7 @@ from outrider.gateway.experiments.rows import (
     experiment_of,
     row_of_experiment,
     row_of_version,
+    spec_document,
     version_of,
 )
 from outrider.gateway.settings.experiments import ExperimentSpec, ExperimentState
@@ -116,6 +119,7 @@ class ExperimentStore:
             row = row_of_version(name, record.current)
             connection.execute(insert(tables.experiment_versions).values(row))
             _note(connection, record, "created", now_s)
+            _audit(connection, "created", None, record, now_s)
         return record
 
     def mark(self, name: str, *, fingerprint: str | None) -> None:
@@ -129,12 +133,14 @@ class ExperimentStore:
     def delete(self, name: str) -> None:
         """Forget it with all its versions. Raises ConflictError while it runs."""
         with self._changes.changing() as connection:
-            if _get(connection, name).is_running:
+            found = _get(connection, name)
+            if found.is_running:
                 raise ConflictError(f"The experiment {name!r} is running. Stop it first.")
             for table in (tables.experiment_events, tables.experiment_versions):
                 connection.execute(delete(table).where(table.c.experiment == name))
             experiments = tables.experiments
             connection.execute(delete(experiments).where(experiments.c.name == name))
+            _audit(connection, "deleted", found, None, self.wall_clock())
 
     def update(
         self,
@@ -213,6 +219,7 @@ class ExperimentStore:
             if after != before:
                 _save(connection, before, after, now_s)
                 _note(connection, after, kind, now_s, detail)
+                _audit(connection, kind, before, after, now_s)
         return after
 
 
@@ -306,6 +313,35 @@ def _note(
         "detail": detail,
     }
     connection.execute(insert(tables.experiment_events).values(row))
+
+
+def _audit(
+    connection: Connection,
+    kind: str,
+    before: ExperimentRecord | None,
+    after: ExperimentRecord | None,
+    now_s: float,
+) -> None:
+    """Enter a change into the audit log, except for weights, which the gateway itself allocates."""
+    one = before or after
+    if one is None or kind == "weights_changed":
+        return
+    old, new = (None if each is None else _audited(each) for each in (before, after))
+    if old is not None and new is not None:
+        old, new = differences(old, new)
+    target = f"experiment/{one.name}"
+    change = Change(action=f"experiment.{kind}", target=target, before=old, after=new)
+    record_change(connection, change, now_s)
+
+
+def _audited(record: ExperimentRecord) -> dict[str, Any]:
+    return {
+        "version": record.version,
+        "state": record.state,
+        "share": record.share,
+        "stopped_arms": sorted(record.current.stopped_arms),
+        **spec_document(record.spec),
+    }
 
 
 def _last_counted(connection: Connection, name: str) -> int:

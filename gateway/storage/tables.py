@@ -17,7 +17,7 @@ from sqlalchemy import (
     false,
 )
 
-SCHEMA_VERSION: Final = "0004"
+SCHEMA_VERSION: Final = "0005"
 """The newest migration; a database of another version is migrated, or refused if it is newer."""
 
 metadata: Final = MetaData(
@@ -235,4 +235,37 @@ feedback: Final = Table(
     _word("label"),
     Column("given_at", Double, nullable=False),
     Index(None, "experiment", "version"),
+)
+
+audit_log: Final = Table(
+    "audit_log",
+    metadata,
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", Double, nullable=False),
+    _word("actor"),
+    _word("action"),
+    _word("target"),
+    _word("request_id"),
+    Column("details", Text, nullable=True),  # JSON of before, after, nonce; null: erased
+    Column("details_hash", String(64), nullable=False),
+    Column("previous_hash", String(64), nullable=False),
+    Column("hash", String(64), nullable=False),
+)
+
+audit_head: Final = Table(
+    "audit_head",
+    metadata,
+    # One row: the newest of the log. Its lock makes writers append in turn.
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("sequence", BigInteger, nullable=False),
+    Column("hash", String(64), nullable=False),
+)
+
+alert_states: Final = Table(
+    "alert_states",
+    metadata,
+    # The last alert about each subject, of all gateways, so that it is sent once.
+    Column("subject", String, primary_key=True),
+    _word("state"),
+    Column("at", Double, nullable=False),
 )

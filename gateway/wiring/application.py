@@ -17,6 +17,7 @@ from outrider.gateway.engines.fleet.admin import GroupChange, ReplicaApi
 from outrider.gateway.engines.fleet.fleet_metrics import FleetMetrics
 from outrider.gateway.experiments.admin import ExperimentApi
 from outrider.gateway.experiments.feedback import FeedbackApi
+from outrider.gateway.http.apis.audit import AuditApi
 from outrider.gateway.http.apis.named_prompts import PromptApi
 from outrider.gateway.http.apis.ollama.endpoints import OllamaEndpoints
 from outrider.gateway.http.apis.responses.endpoints import StoredEndpoints
@@ -97,7 +98,9 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             prompts,
             intake.read_small_body,
             siblings=parts.siblings,
+            audit=parts.tenancy.audit,
         ),
+        audit=AuditApi(keys.authenticator, intake.read_small_body, parts.tenancy.audit),
         experiments=_build_experiment_api(parts, planner, intake),
         feedback=FeedbackApi(parts.experiments.feedback),
         intake=intake,
@@ -167,6 +170,7 @@ def _build_adapter_api(
         adapters,
         intake.read_small_body,
         None if parts.siblings is None else partial(_change_everywhere, parts.siblings),
+        parts.tenancy.audit,
     )
 
 
@@ -178,6 +182,7 @@ def _build_replica_api(
         status.fleet,
         intake.read_small_body,
         None if parts.siblings is None else partial(_hold_everywhere, parts.siblings),
+        parts.tenancy.audit,
     )
 
 

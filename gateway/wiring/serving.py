@@ -35,6 +35,7 @@ from outrider.gateway.settings.keys import KeySettings
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.storage.urls import NO_DATABASE
 from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.audit import record_settings
 from outrider.gateway.wiring.build import AnyEngineClient, build_client, build_parts
 from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.prices import log_prices
@@ -124,7 +125,7 @@ class GatewayRun:
             check_uvicorn(self._settings.http)
             check_models(self._settings)
             check_upstreams(self._settings, os.environ)
-            if self._place is None or self._place.siblings.number == 1:
+            if self._is_first:
                 log_prices(self._settings)
                 log_unbounded(self._settings.http)
             engine = self._build_client()
@@ -136,6 +137,11 @@ class GatewayRun:
                 await asyncio.gather(starting, return_exceptions=True)
                 await engine.close()
                 gc.unfreeze()  # so that the process's remains are cleared away
+
+    @property
+    def _is_first(self) -> bool:
+        """True in one of a gateway's processes."""
+        return self._place is None or self._place.siblings.number == 1
 
     def _build_client(self) -> AnyEngineClient:
         if self._place is not None and self._place.engine is not None:
@@ -157,6 +163,8 @@ class GatewayRun:
                 None if self._place is None else self._place.siblings,
             ),
         )
+        if self._is_first:
+            await asyncio.to_thread(record_settings, parts.tenancy.audit, self._settings)
         watch_draining(self._draining, parts.metrics.registry)
         gate = DrainGate(build_app(parts), self._draining)
         self._server = _Server(self._uvicorn_config(gate, parts))

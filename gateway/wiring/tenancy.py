@@ -4,6 +4,7 @@ import time
 
 from prometheus_client import CollectorRegistry
 
+from outrider.gateway.audit.log import AuditLog
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.open import open_database
@@ -35,6 +36,7 @@ def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
         ledger=_build_ledger(settings, database, prices, registry),
         prices=prices,
         database=database,
+        audit=AuditLog(database),
         presence=_build_presence(settings, database, limit_metrics),
     )
 

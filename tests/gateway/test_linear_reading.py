@@ -265,6 +265,7 @@ NOT_CLIENTS: Final[dict[str, tuple[str, ...]]] = {
         "engine/model/gguf/tensors.py:_LAYER",
         "engine/model/shard_reader.py:_LAYER",
         "engine/model/shard_reader.py:Cuts",
+        "gateway/settings/concealing.py:_PASSWORD",
         "gateway/settings/adapters.py:ADAPTER_NAME",  # pydantic's engine reads it, which is linear
         "gateway/settings/http_bounds.py:_HOST",
         "gateway/settings/http_bounds.py:_ORIGIN",

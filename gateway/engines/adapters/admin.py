@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
+from outrider.gateway.audit.chain import Change
+from outrider.gateway.audit.log import AuditLog
 from outrider.gateway.contract.schema.structs import CompleteModel
 from outrider.gateway.engines.adapters.registry import AdapterChange, AdapterRegistry, NamedEntry
 from outrider.gateway.settings.adapters import ADAPTER_NAME, AdapterTier, NamedAdapter
@@ -71,11 +73,13 @@ class AdapterApi(AdminHandlers):
         registry: AdapterRegistry,
         read_body: Callable[[Request], Awaitable[bytes]],
         change: Callable[[AdapterChange], Awaitable[None]] | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """`change` loads and unloads in all processes of this gateway; None: in this registry."""
         super().__init__(authenticator, read_body)
         self._registry = registry
         self._change = registry.apply if change is None else change
+        self._audit = audit or AuditLog()
 
     @admin("GET", "/admin/adapters", "All adapters.")
     async def list_adapters(self, _: AdminCall) -> AdapterList:
@@ -91,7 +95,11 @@ class AdapterApi(AdminHandlers):
     async def load_adapter(self, call: AdminCall, wanted: AdapterLoad) -> AdapterReport:
         """Read an adapter's files, and let requests name it."""
         named = NamedAdapter(name=wanted.name, folder=wanted.path, tier=wanted.tier)
-        await self._change(AdapterChange(name=wanted.name, wanted=named))
+        entry = Change(
+            action="adapter.load", target=f"adapter/{wanted.name}", after=wanted.model_dump()
+        )
+        async with self._audit.changing(entry):
+            await self._change(AdapterChange(name=wanted.name, wanted=named))
         logger.info("adapter loaded by=%s name=%s", call.by, wanted.name)
         return _report(self._registry.entry(wanted.name))
 
@@ -99,7 +107,8 @@ class AdapterApi(AdminHandlers):
     async def unload_adapter(self, call: AdminCall) -> AdapterUnloaded:
         """Take an adapter's name away."""
         name = call.name("adapter")
-        await self._change(AdapterChange(name=name))
+        async with self._audit.changing(Change(action="adapter.unload", target=f"adapter/{name}")):
+            await self._change(AdapterChange(name=name))
         return AdapterUnloaded(name=name)
 
 

@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
+from outrider.gateway.audit.chain import Change
+from outrider.gateway.audit.log import AuditLog
 from outrider.gateway.contract.errors.tree import ConflictError, NotFoundError
 from outrider.gateway.contract.schema.structs import CompleteModel
 from outrider.gateway.engines.fleet.pool import EnginePool
@@ -67,6 +69,7 @@ class ReplicaApi(AdminHandlers):
         pool: EnginePool | None,
         read_body: Callable[[Request], Awaitable[bytes]],
         change_everywhere: Callable[[GroupChange], Awaitable[None]] | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """`pool`: None where the gateway has one engine.
 
@@ -75,6 +78,7 @@ class ReplicaApi(AdminHandlers):
         super().__init__(authenticator, read_body)
         self._pool = pool
         self._change_everywhere = change_everywhere or self.apply
+        self._audit = audit or AuditLog()
 
     @admin("GET", "/admin/replicas", "All engines.")
     async def list_replicas(self, _: AdminCall) -> ReplicaList:
@@ -109,7 +113,9 @@ class ReplicaApi(AdminHandlers):
         pool = self._known()
         if all(state.group != group for state in pool.states()):
             raise NotFoundError(f"There is no group {group!r}; GET /admin/replicas names them.")
-        await self._change_everywhere(GroupChange(group, drains))
+        action = "replicas.drain" if drains else "replicas.readmit"
+        async with self._audit.changing(Change(action=action, target=f"replicas/{group}")):
+            await self._change_everywhere(GroupChange(group, drains))
         logger.info("group=%s drains=%s by=%s", group, drains, call.by)
         return _listed(pool, group)
 

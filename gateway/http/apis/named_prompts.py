@@ -9,6 +9,8 @@ from starlette.requests import Request
 
 from outrider.engine.events import PinInfo
 from outrider.gateway.answering.jobs.named_prompts import NamedPrompts
+from outrider.gateway.audit.chain import Change
+from outrider.gateway.audit.log import AuditLog
 from outrider.gateway.contract.errors.tree import BadRequestError, NotFoundError
 from outrider.gateway.contract.schema.chat import ChatRequest, Message
 from outrider.gateway.contract.schema.common import ListOf, ModelName, RequestModel
@@ -115,12 +117,14 @@ class PromptApi(AdminHandlers):
         prompts: NamedPrompts,
         read_body: Callable[[Request], Awaitable[bytes]],
         siblings: Siblings | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """`siblings`: the gateway's other processes, which forget what this one keeps."""
         super().__init__(authenticator, read_body)
         self._registry = registry
         self._prompts = prompts
         self._siblings = siblings
+        self._audit = audit or AuditLog()
 
     def require(self, principal: Principal) -> None:
         """Raise AuthenticationError or PermissionDeniedError for who may not."""
@@ -137,8 +141,10 @@ class PromptApi(AdminHandlers):
         """Have a prompt computed and kept, in the place of one with this name."""
         name = _checked_name(call.name("prompt"))
         owner = self._owner(call.principal, wanted.tenant)
-        await self._tell_siblings(owner.tenant, name)
-        await self._prompts.keep(name, wanted.chat, wanted.ttl_s, owner)
+        kept_as = {"name": name, "model": wanted.model, "ttl_s": wanted.ttl_s}
+        async with self._audit.changing(_change("keep", owner, kept_as)):
+            await self._tell_siblings(owner.tenant, name)
+            await self._prompts.keep(name, wanted.chat, wanted.ttl_s, owner)
         logger.info("prompt kept by=%s name=%s tenant=%s", call.by, name, owner.tenant)
         kept = await self._prompts.kept()
         own = [each for each in kept if (each.tenant, each.name) == (owner.tenant, name)]
@@ -151,8 +157,9 @@ class PromptApi(AdminHandlers):
             _checked_name(call.name("prompt")),
             self._owner(call.principal, call.text(_TENANT)),
         )
-        await self._tell_siblings(owner.tenant, name)
-        await self._prompts.delete(name, owner.tenant)
+        async with self._audit.changing(_change("delete", owner, {"name": name})):
+            await self._tell_siblings(owner.tenant, name)
+            await self._prompts.delete(name, owner.tenant)
         logger.info("prompt deleted by=%s name=%s tenant=%s", call.by, name, owner.tenant)
         return PromptDeleted(name=name, tenant=owner.tenant)
 
@@ -175,6 +182,12 @@ class PromptApi(AdminHandlers):
                 f"There is no key {tenant!r} without a team, and no team of this id with a key."
             )
         return found
+
+
+def _change(action: str, owner: Principal, details: dict[str, Any]) -> Change:
+    """Return what the audit log says of it: nothing of the prompt's text."""
+    target = f"prompts/{owner.tenant}"
+    return Change(action=f"prompt.{action}", target=target, after=details)
 
 
 def _checked_name(name: str) -> str:

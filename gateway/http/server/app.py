@@ -45,6 +45,7 @@ from outrider.gateway.experiments.admin import ExperimentApi
 from outrider.gateway.experiments.feedback import FeedbackApi
 from outrider.gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
 from outrider.gateway.http.apis.api import Caller
+from outrider.gateway.http.apis.audit import AuditApi
 from outrider.gateway.http.apis.infill.answers import INFILL_MODELS
 from outrider.gateway.http.apis.infill.openapi import infill_operation
 from outrider.gateway.http.apis.messages.answers import MESSAGES_MODELS
@@ -122,7 +123,10 @@ _OLLAMA_GENERATE: Final = "/api/generate"
 _INFILL: Final = "/infill"
 _VERIFY: Final = "/v1/verify"
 _METRICS: Final = "/metrics"
-_ADMIN: Final = (AdminApi, AdapterApi, ReplicaApi, TierApi, PromptApi, ExperimentApi)
+_ADMIN: Final = (
+    *(AdminApi, AdapterApi, ReplicaApi, TierApi),
+    *(PromptApi, AuditApi, ExperimentApi),
+)
 _OTHER_MODELS: Final = (
     *RESPONSES_MODELS,
     *MESSAGES_MODELS,
@@ -154,6 +158,7 @@ class Routes:
     replicas: ReplicaApi
     tiers: TierApi
     prompts: PromptApi
+    audit: AuditApi
     experiments: ExperimentApi
     feedback: FeedbackApi
     intake: RequestIntake
@@ -332,7 +337,7 @@ def _add_tenant_routes(app: FastAPI, routes: Routes) -> None:
     app.get("/v1/usage", openapi_extra=USAGE_OPERATION)(_with_principal(routes.usage.usage))
     for handlers in (
         *(routes.admin, routes.adapters, routes.replicas),
-        *(routes.tiers, routes.prompts),
+        *(routes.tiers, routes.prompts, routes.audit),
     ):
         _add_handlers(app, handlers)
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from outrider.gateway.audit.actor import acting
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.errors.validation import bad_request
 from outrider.gateway.contract.schema.openapi import failures, json_content, success
@@ -197,11 +198,12 @@ class AdminHandlers:
 
         async def answer(request: Request, principal: Principal) -> Response:
             self.require(principal)
-            if route.body is None:
-                return _answer(await handler(AdminCall(request=request, principal=principal)))
-            body = await self._read_body(request)
-            call = AdminCall(request=request, principal=principal, body=body)
-            return _answer(await handler(call, parsed(route.body, body)))
+            with acting(f"key/{principal.key_id}"):
+                if route.body is None:
+                    return _answer(await handler(AdminCall(request=request, principal=principal)))
+                body = await self._read_body(request)
+                call = AdminCall(request=request, principal=principal, body=body)
+                return _answer(await handler(call, parsed(route.body, body)))
 
         return answer
 

@@ -2,9 +2,9 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, Final, TypeVar, cast, get_args
 
 from sqlalchemy import RowMapping
 
@@ -16,6 +16,9 @@ from outrider.gateway.tenancy.keys.records import KeyOrder, KeyRecord, TeamOrder
 logger = logging.getLogger(__name__)
 
 Record = TypeVar("Record")
+
+_DOCUMENTS: Final = frozenset({"models", "tiers", "limits", "labels"})
+"""Columns that hold JSON."""
 
 
 def fields_of(
@@ -88,6 +91,14 @@ def row_of_team(order: TeamOrder) -> dict[str, Any]:
         "limits": order.limits.model_dump_json(exclude_defaults=True),
         "weight": order.weight,
         "labels": json.dumps(dict(order.labels)),
+    }
+
+
+def audited(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `row_of_key` or `row_of_team` returned, for the audit log."""
+    return {
+        name: json.loads(value) if name in _DOCUMENTS and value is not None else value
+        for name, value in row.items()
     }
 
 

@@ -11,12 +11,14 @@ from pydantic import SecretStr
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from outrider.gateway.audit.chain import Change, Details, differences, record
 from outrider.gateway.contract.errors.tree import ConflictError, NotFoundError
 from outrider.gateway.storage import tables
 from outrider.gateway.storage.change_counter import ChangeCounter
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.secrets import drawn_secret
 from outrider.gateway.tenancy.keys.key_rows import (
+    audited,
     fields_of,
     key_of,
     readable,
@@ -104,7 +106,7 @@ class KeyStore:
         """Make a key. Raises NotFoundError for a team that does not exist."""
         for _ in range(_MAX_TRIES):
             key = mint_key(self._random)
-            record = KeyRecord(
+            made = KeyRecord(
                 **fields_of(order, KeyOrder),
                 key_id=key.key_id,
                 key_hash=self._hasher.digest(key.text),
@@ -114,10 +116,12 @@ class KeyStore:
             try:
                 with self._changes.changing() as connection:
                     _check_team(connection, order.team_id)
-                    connection.execute(insert(tables.keys).values(_new_row(record)))
+                    connection.execute(insert(tables.keys).values(_new_row(made)))
+                    after = audited(row_of_key(made))
+                    self._record(connection, "key.create", f"key/{made.key_id}", None, after)
             except IntegrityError:
                 continue  # the same 8 characters twice
-            return ShownKey(record=record, text=key.text)
+            return ShownKey(record=made, text=key.text)
         raise ConflictError("No free id was found for the key. Try again.")
 
     def page(
@@ -182,6 +186,8 @@ class KeyStore:
             _check_team(connection, order.team_id)
             row = row_of_key(order)
             connection.execute(update(tables.keys).where(tables.keys.c.id == key_id).values(row))
+            differ = differences(audited(row_of_key(before)), audited(row))
+            self._record(connection, "key.update", f"key/{key_id}", *differ)
             return _get_key(connection, key_id)
 
     def rotate(self, key_id: str, *, grace_s: float = 0.0) -> ShownKey:
@@ -203,6 +209,8 @@ class KeyStore:
                 "old_hash_until": self._wall_clock() + grace_s if has_grace else None,
             }
             connection.execute(update(tables.keys).where(tables.keys.c.id == key_id).values(row))
+            after = {"old_secret_until": row["old_hash_until"]}
+            self._record(connection, "key.rotate", f"key/{key_id}", None, after)
             return ShownKey(record=_get_key(connection, key_id), text=key.text)
 
     def revoke(self, key_id: str) -> KeyRecord:
@@ -210,7 +218,10 @@ class KeyStore:
         with self._changes.changing() as connection:
             keys = tables.keys
             is_it = (keys.c.id == key_id) & keys.c.revoked_at.is_(None)
-            connection.execute(update(keys).where(is_it).values(revoked_at=self._wall_clock()))
+            now_s = self._wall_clock()
+            if connection.execute(update(keys).where(is_it).values(revoked_at=now_s)).rowcount:
+                changed = {"revoked_at": None}, {"revoked_at": now_s}
+                self._record(connection, "key.revoke", f"key/{key_id}", *changed)
             return _get_key(connection, key_id)
 
     def teams(self) -> list[TeamRecord]:
@@ -222,13 +233,15 @@ class KeyStore:
     def create_team(self, order: TeamOrder) -> TeamRecord:
         """Make a team. Raises ConflictError for a name that another has."""
         team_id = _TEAM_PREFIX + random_id(self._random)
-        record = TeamRecord(
+        made = TeamRecord(
             **fields_of(order, TeamOrder), team_id=team_id, created_at=self._wall_clock()
         )
-        row = {"id": team_id, "created_at": record.created_at, **row_of_team(record)}
+        row = {"id": team_id, "created_at": made.created_at, **row_of_team(made)}
         with _names_taken(order.name), self._changes.changing() as connection:
             connection.execute(insert(tables.teams).values(row))
-        return record
+            after = audited(row_of_team(made))
+            self._record(connection, "team.create", f"team/{team_id}", None, after)
+        return made
 
     def find_team(self, words: str) -> TeamRecord:
         """Return the team with this id or name. Raises NotFoundError."""
@@ -248,7 +261,20 @@ class KeyStore:
             order = TeamOrder(**(fields_of(before, TeamOrder) | changed))
             is_it = tables.teams.c.id == before.team_id
             connection.execute(update(tables.teams).where(is_it).values(row_of_team(order)))
+            differ = differences(audited(row_of_team(before)), audited(row_of_team(order)))
+            self._record(connection, "team.update", f"team/{before.team_id}", *differ)
             return _find_team(connection, before.team_id)
+
+    def _record(
+        self,
+        connection: Connection,
+        action: str,
+        target: str,
+        before: Details | None,
+        after: Details,
+    ) -> None:
+        change = Change(action=action, target=target, before=before, after=after)
+        record(connection, change, self._wall_clock())
 
 
 def _get_key(connection: Connection, key_id: str) -> KeyRecord:

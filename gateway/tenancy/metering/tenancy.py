@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from outrider.gateway.audit.log import AuditLog
 from outrider.gateway.storage.database import Database
 from outrider.gateway.tenancy.keys.key_parts import KeyParts, open_parts
 from outrider.gateway.tenancy.ledger.book import Ledger, NullLedger
@@ -82,6 +83,7 @@ class Tenancy:
     row_ids: Iterator[str] = field(default_factory=lambda: row_ids(random.Random(), time.time))
     settlements: Settlements = field(default_factory=Settlements)
     database: Database | None = None
+    audit: AuditLog = field(default_factory=AuditLog)
     presence: GatewayPresence | None = None
     """Set where limits are counted in this process's memory on a database that other gateways may
     use."""

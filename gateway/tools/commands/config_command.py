@@ -1,11 +1,11 @@
 """`outrider config`: show the settings in effect, write a file of them."""
 
-import re
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
+from outrider.gateway.settings.concealing import without_headers, without_passwords
 from outrider.gateway.settings.tree import (
     DEFAULT_FILE,
     Settings,
@@ -19,12 +19,6 @@ app = typer.Typer(
     name="config", help="Show and write settings.", no_args_is_help=True, add_completion=False
 )
 
-_CONCEALED: Final = "**********"
-"""As pydantic writes a secret."""
-_PASSWORD: Final = re.compile(
-    r'(://[^\s"/@:]*:)[^\s"]*(?=@)|([?&]\w*password=)[^\s"&]*', re.IGNORECASE
-)
-
 
 @app.command("show")
 @reports_user_errors
@@ -34,16 +28,8 @@ def config_show(config: ConfigFile = None) -> None:
     Keys, passwords in addresses and the values of tiers' headers are concealed.
     """
     settings = load_settings(config_file=config)
-    tiers = {
-        name: tier.model_copy(update={"headers": dict.fromkeys(tier.headers, _CONCEALED)})
-        for name, tier in settings.tiers.items()
-    }
-    for line in to_toml(settings.model_copy(update={"tiers": tiers})).splitlines():
-        typer.echo(line if line.startswith("#") else _without_passwords(line))
-
-
-def _without_passwords(line: str) -> str:
-    return _PASSWORD.sub(lambda found: (found[1] or found[2]) + _CONCEALED, line)
+    for line in to_toml(without_headers(settings)).splitlines():
+        typer.echo(line if line.startswith("#") else without_passwords(line))
 
 
 @app.command("init")

@@ -55,7 +55,9 @@ class DatabaseFlags:
                     f'database_url is "none", so there is no {kept}; name a database with '
                     "--database-url"
                 )
-            with closing(database):
+            from outrider.gateway.audit.actor import acting, system_user
+
+            with closing(database), acting(system_user()):
                 yield settings, database
 
 

@@ -13,6 +13,7 @@ import typer
 from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.tenancy.ledger.dimensions import Dimension
 from outrider.gateway.tenancy.ledger.timestamps import FORMS, parse_time
+from outrider.gateway.tools.commands.csv_cells import tame
 from outrider.gateway.tools.commands.database_cli import AsJson, DatabaseFlags
 from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.commands.user_errors import user_errors
@@ -175,14 +176,8 @@ def _as_csv(report: "UsageReport") -> str:
     for group in report.data:
         cells: dict[str, Any] = msgspec.structs.asdict(group)
         cells[report.by] = cells.pop("group")
-        writer.writerow({name: _tame(cell) for name, cell in cells.items()})
+        writer.writerow({name: tame(cell) for name, cell in cells.items()})
     return text.getvalue()
-
-
-def _tame(cell: object) -> object:
-    """Spreadsheets run what looks like a formula; names are the clients' own."""
-    is_formula = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{cell}" if is_formula else cell
 
 
 def _title(group: "UsageGroup") -> str:

@@ -1,0 +1,37 @@
+"""What a gateway enters into the audit log by itself: the settings that it starts with."""
+
+import logging
+import socket
+import time
+
+from sqlalchemy import select
+
+from outrider.gateway.audit.chain import Change, record, row_of
+from outrider.gateway.audit.log import AuditLog
+from outrider.gateway.settings.concealing import shown_settings
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.storage.database import DatabaseError
+from outrider.gateway.storage.tables import audit_log
+
+logger = logging.getLogger(__name__)
+
+_ACTION = "gateway.settings"
+
+
+def record_settings(audit: AuditLog, settings: Settings) -> None:
+    """Record the settings where they are others than at this machine's last start. Blocks."""
+    if audit.database is None:
+        return
+    target = f"gateway/{socket.gethostname()}"
+    is_last = (audit_log.c.action == _ACTION) & (audit_log.c.target == target)
+    query = select(audit_log).where(is_last).order_by(audit_log.c.sequence.desc()).limit(1)
+    try:
+        with audit.database.write() as connection:
+            last = connection.execute(query).mappings().first()
+            before = None if last is None else row_of(last).after
+            change = Change(
+                action=_ACTION, target=target, before=before, after=shown_settings(settings)
+            )
+            record(connection, change, time.time())
+    except DatabaseError as error:
+        logger.error("settings are missing in the audit log error=%s", error.detail)
