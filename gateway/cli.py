@@ -66,6 +66,10 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "outrider.gateway.tools.commands.audit_cli",
         "Administrative changes: list, export and verify their log.",
     ),
+    "alerts": _Entry(
+        "outrider.gateway.tools.commands.alerts_cli",
+        "Alerts about budgets and failures: try the webhook.",
+    ),
     "experiment": _Entry(
         "outrider.gateway.tools.commands.experiments_cli",
         "A/B experiments: create, run and evaluate them.",

@@ -20,6 +20,7 @@ from pydantic_settings import SettingsError as SourceError
 from outrider.gateway.contract.schema.kinds import ReasoningField
 from outrider.gateway.settings import paths as settings_paths
 from outrider.gateway.settings.adapters import AdapterSettings, adapter_complaints
+from outrider.gateway.settings.alerts import AlertSettings, alert_complaints
 from outrider.gateway.settings.aliases import AliasSettings, alias_complaints
 from outrider.gateway.settings.caching import CacheSettings, cache_complaints
 from outrider.gateway.settings.errors import SettingsError as SettingsError
@@ -144,6 +145,7 @@ class Settings(BaseSettings):
     cache: CacheSettings = Field(default_factory=CacheSettings)
     responses: ResponseSettings = Field(default_factory=ResponseSettings)
     receipts: ReceiptSettings = Field(default_factory=ReceiptSettings)
+    alerts: AlertSettings = Field(default_factory=AlertSettings)
     handoff: HandoffSettings = Field(default_factory=HandoffSettings)
     mirror: MirrorSettings = Field(default_factory=MirrorSettings)
 
@@ -168,6 +170,7 @@ class Settings(BaseSettings):
             *cache_complaints(self.cache, self.tiers, has_redis=self.redis_url is not None),
             *response_complaints(self.responses, self.server, has_redis=self.redis_url is not None),
             *adapter_complaints(self.adapters, self.models, (*self.tiers, *self.aliases)),
+            *alert_complaints(self.alerts),
             *kv_event_complaints(self.engine),
             *kv_folder_complaints(self.engine),
             *worker_complaints(self.server, self.models, self.engine, self.database_url),

@@ -37,6 +37,7 @@ from outrider.gateway.http.server.status import StatusEndpoints
 from outrider.gateway.telemetry.loop_lag import LoopLag
 from outrider.gateway.tenancy.keys.admin import AdminApi
 from outrider.gateway.tenancy.ledger.usage_api import UsageApi
+from outrider.gateway.wiring.alerts import build_alerts
 from outrider.gateway.wiring.answering import (
     build_adapters,
     build_answers,
@@ -277,4 +278,5 @@ def _build_lifespan(
         checks_pair=parts.routing.pair is not None,
         adapter_watcher=watcher,
         prompts=prompts,
+        alerts=build_alerts(parts, status.fleet),
     )

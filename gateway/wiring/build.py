@@ -146,6 +146,7 @@ def build_parts(
         routing=routing,
         upstream=upstream,
         adapters=settings.adapters,
+        alerts=settings.alerts,
         aliases=checked_aliases(settings),
         unknown_fields=settings.unknown_fields,
         reasoning_field=settings.reasoning_field,

@@ -21,6 +21,7 @@ from outrider.gateway.http.apis.responses.store import ResponseStore
 from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 from outrider.gateway.receipts.signing_keys import SigningKeys
 from outrider.gateway.settings.adapters import AdapterSettings
+from outrider.gateway.settings.alerts import AlertSettings
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.settings.http_bounds import HttpSettings
 from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
@@ -74,6 +75,7 @@ class GatewayParts:
     """The machine's monotonic clock."""
     aliases: Mapping[str, AliasSettings] = field(default_factory=dict)
     adapters: AdapterSettings = field(default_factory=AdapterSettings)
+    alerts: AlertSettings = field(default_factory=AlertSettings)
     unknown_fields: UnknownFields = "refuse"
     reasoning_field: ReasoningField = "reasoning_content"
     cache: CacheParts = field(default_factory=CacheParts)

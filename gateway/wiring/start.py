@@ -13,6 +13,7 @@ from outrider.engine.model.checkpoint_check import ask_hub, check_checkpoint
 from outrider.engine.model.checkpoint_files import read_object
 from outrider.gateway.engines.backends.spawning import EngineProcess, EngineRecipe
 from outrider.gateway.settings.adapters import parse_adapter
+from outrider.gateway.settings.alerts import AlertSettings
 from outrider.gateway.settings.caching import CacheSettings
 from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.settings.keys import KeySettings
@@ -95,6 +96,7 @@ def _engine_settings(settings: Settings) -> Settings:
         "handoff": HandoffSettings(),
         "mirror": MirrorSettings(),
         "keys": KeySettings(),
+        "alerts": AlertSettings(),
         "database_url": None,
         "redis_url": None,
         "experiments": {},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from outrider.engine.errors import EngineNotStartedError
+from outrider.gateway.alerts.watching import AlertWatch
 from outrider.gateway.answering.caching.entry import CacheStore
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.jobs.named_prompts import NamedPrompts
@@ -48,6 +49,7 @@ class Lifespan:
     """Once the engine has started, its models are compared with the router's."""
     adapter_watcher: AdapterWatcher | None
     prompts: NamedPrompts
+    alerts: AlertWatch | None = None
     cache: CacheStore | None = None
     responses: ResponseStore | None = None
     push: "MetricsPush | None" = None
@@ -64,6 +66,8 @@ class Lifespan:
         ]
         if self.adapter_watcher is not None:
             background.append(asyncio.create_task(self.adapter_watcher.run()))
+        if self.alerts is not None:
+            background.append(asyncio.create_task(self.alerts.run()))
         if self.push is not None:
             background.append(asyncio.create_task(self.push.run(self.read_metrics)))
         try:

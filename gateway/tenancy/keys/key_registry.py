@@ -88,6 +88,11 @@ class KeyRegistry:
         principals = (entry.principal for entry in self._entries.values())
         return next((each for each in principals if each.tenant == tenant), None)
 
+    def limited(self) -> list[Principal]:
+        """Return the principals of valid keys that have limits, or whose team has."""
+        principals = (each.principal for each in self._entries.values() if not each.is_revoked)
+        return [principal for principal in principals if principal.is_limited]
+
     def subscribe(self, on_refresh: Callable[[], None]) -> None:
         """Have `on_refresh` called after each read of the keys, also after one that failed."""
         self._on_refresh.append(on_refresh)

@@ -89,20 +89,38 @@ def used_between(
     )
 
 
+def used_in_periods(database: Database, now_s: float) -> dict[str, tuple[Used, ...]]:
+    """Return the charges of this `day` and this `month` of UTC. Blocks. Raises StorageError."""
+    with database.read() as connection:
+        return {
+            name: used_between(connection, since_s, until_s)
+            for name, (since_s, until_s) in _periods(now_s).items()
+        }
+
+
 def _read(database: Database, now_s: float) -> UsageHistory:
-    now = datetime.fromtimestamp(now_s, UTC)
-    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    tomorrow = midnight + timedelta(days=1)
-    first = midnight.replace(day=1)
-    next_first = (first + timedelta(days=31)).replace(day=1)
+    day, month = _periods(now_s).values()
     with database.read() as connection:
         return UsageHistory(
             minute=used_between(
                 connection, int(now_s) - _MINUTE_S, now_s + _MINUTE_S, by_second=True
             ),
-            day=used_between(connection, midnight.timestamp(), tomorrow.timestamp()),
-            month=used_between(connection, first.timestamp(), next_first.timestamp()),
+            day=used_between(connection, *day),
+            month=used_between(connection, *month),
         )
+
+
+def _periods(now_s: float) -> dict[str, tuple[float, float]]:
+    """Return the beginnings and ends of this day and this month."""
+    now = datetime.fromtimestamp(now_s, UTC)
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    tomorrow = midnight + timedelta(days=1)
+    first = midnight.replace(day=1)
+    next_first = (first + timedelta(days=31)).replace(day=1)
+    return {
+        "day": (midnight.timestamp(), tomorrow.timestamp()),
+        "month": (first.timestamp(), next_first.timestamp()),
+    }
 
 
 def _by_second(rows: Iterable[Row[tuple[object, ...]]]) -> tuple[Used, ...]:

@@ -1,0 +1,32 @@
+"""Alerts as the settings want them, over the parts of a gateway."""
+
+from outrider.gateway.alerts.conditions import Source
+from outrider.gateway.alerts.delivery import Webhook
+from outrider.gateway.alerts.sources import Budgets, breakers, drift, replicas
+from outrider.gateway.alerts.states import AlertStates
+from outrider.gateway.alerts.watching import AlertWatch
+from outrider.gateway.engines.fleet.pool import EnginePool
+from outrider.gateway.storage.database import Database
+from outrider.gateway.wiring.gateway_parts import GatewayParts
+
+
+def build_alerts(parts: GatewayParts, fleet: EnginePool | None) -> AlertWatch | None:
+    """Return what watches; None where no webhook is set."""
+    settings, tenancy = parts.alerts, parts.tenancy
+    if settings.url is None:
+        return None
+    servers = {name: tier.replicas for name, tier in parts.upstream.tiers.items()}
+    sources: list[Source] = [breakers(servers)]
+    if fleet is not None:
+        sources.append(replicas(fleet.states))
+    if parts.routing.guard is not None:
+        sources.append(drift(parts.routing.guard))
+    is_first = parts.siblings is None or parts.siblings.number == 1
+    if tenancy.database is not None and tenancy.keys.registry is not None and is_first:
+        shares = settings.budget_shares
+        sources.append(Budgets(tenancy.database, tenancy.keys.registry, shares).look)
+    return AlertWatch(
+        sources,
+        AlertStates(tenancy.database or Database(None), window_s=settings.window_s),
+        Webhook(settings, parts.metrics.registry),
+    )
