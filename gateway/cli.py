@@ -70,6 +70,14 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "outrider.gateway.tools.commands.alerts_cli",
         "Alerts about budgets and failures: try the webhook.",
     ),
+    "retention": _Entry(
+        "outrider.gateway.tools.commands.retention_command",
+        "List what is kept of tenants and their texts, where, and for how long.",
+    ),
+    "erase": _Entry(
+        "outrider.gateway.tools.commands.erase_command",
+        "Remove what is kept of a tenant or of an end user, or take its identity away.",
+    ),
     "experiment": _Entry(
         "outrider.gateway.tools.commands.experiments_cli",
         "A/B experiments: create, run and evaluate them.",

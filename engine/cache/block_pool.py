@@ -43,6 +43,15 @@ def prefix_root(
     return root + _PRIVATE_MARK if cache_salt.startswith(PRIVATE_SALT) else root
 
 
+def owner_tag(cache_salt: str) -> str:
+    """Return what says in an extent whose it is, so that it can be erased with its tenant.
+
+    A head's salt is its tenant's and more, behind a colon.
+    """
+    salt, _, _ = cache_salt.partition(":")
+    return hashlib.blake2b(salt.encode(), digest_size=8, person=b"owner").hexdigest()
+
+
 def is_private(root: BlockHash) -> bool:
     """Return whether a root's texts may not leave the engine."""
     return len(root) > _HASH_BYTES
@@ -102,7 +111,7 @@ class BlockPool:
         self.block_size = block_size
         self.window = window
         self.listener: PoolListener | None = None
-        self.on_leave: Callable[[BlockHash, Sequence[BlockHash]], None] | None = None
+        self.on_leave: Callable[[BlockHash, Sequence[BlockHash], str], None] | None = None
         """Told the root and the hashes of a text whose view lets its blocks go."""
         self._step_blocks = _STEP_TOKENS // block_size
         # popped from the end, so low numbers first: a lone sequence gets ascending blocks

@@ -49,6 +49,8 @@ class ExtentHeader:
     """Of the blocks, in order; for a state the one of the block before it."""
     shapes: tuple[tuple[int, ...], ...]
     """Of the arrays of bytes that the payload consists of, one behind the other."""
+    owner: str = ""
+    """Whose text it is (`owner_tag`); empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,4 +120,5 @@ def _header(fields: dict[str, Any]) -> ExtentHeader:
         parent=bytes.fromhex(fields["parent"]),
         hashes=tuple(bytes.fromhex(each) for each in fields["hashes"]),
         shapes=tuple(tuple(map(int, shape)) for shape in fields["shapes"]),
+        owner=str(fields.get("owner", "")),
     )

@@ -28,7 +28,8 @@ class KVView:
     in it: 0 for those that the window has passed. It is empty where they have none.
 
     `adapter`: of every row whose keys and values it holds; its hash is part of `root`.
-    `line`: the state of recurrent layers, None where the model has none.
+    `line`: the state of recurrent layers, None where the model has none. `owner`: whose texts they
+    are, as extents say (`owner_tag`).
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class KVView:
         prefix_caching: bool = True,
         adapter: "LoraWeights | None" = None,
         recurrent: RecurrentPool | None = None,
+        owner: str = "",
     ) -> None:
         self.pool = pool
+        self.owner = owner
         self.adapter = adapter
         self.line = None if recurrent is None else RecurrentLine(recurrent)
         self.block_table: list[int] = []
@@ -60,6 +63,7 @@ class KVView:
             prefix_caching=self._prefix_caching,
             adapter=self.adapter,
             recurrent=None if self.line is None else self.line.pool,
+            owner=self.owner,
         )
 
     @property
@@ -267,7 +271,7 @@ class KVView:
             self.line.release()
         has_own = len(self._hashes) * self.pool.block_size > self.num_cached_tokens
         if has_own and self.pool.on_leave is not None:
-            self.pool.on_leave(self._root, tuple(self._hashes))
+            self.pool.on_leave(self._root, tuple(self._hashes), self.owner)
         self._keep(0, keep)
         self._hashes.clear()
         self.num_computed_tokens = 0

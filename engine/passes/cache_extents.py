@@ -82,12 +82,18 @@ class CacheExtents:
 
     @torch.inference_mode()
     def export_blocks(
-        self, hashes: Sequence[BlockHash], *, first: int = 0, parent: BlockHash = b""
+        self,
+        hashes: Sequence[BlockHash],
+        *,
+        first: int = 0,
+        parent: BlockHash = b"",
+        owner: str = "",
     ) -> list[Extent]:
         """Return the cached blocks of these hashes, which follow each other, and their states.
 
-        `first`: the index of the first one in its text; `parent`: the hash before it. What the
-        cache has not is left out. Windowed keys come with the blocks that have them.
+        `first`: the index of the first one in its text; `parent`: the hash before it; `owner`:
+        whose text it is. What the cache has not is left out. Windowed keys come with the blocks
+        that have them.
         """
         found = [self._pool.find(each) for each in hashes]
         runs = groupby(range(len(hashes)), lambda index: self._kind(found[index]))
@@ -104,9 +110,10 @@ class CacheExtents:
                     first=first + part[0],
                     parent=hashes[part[0] - 1] if part[0] else parent,
                     hashes=tuple(hashes[index] for index in part),
+                    owner=owner,
                 )
                 extents.append(Extent(header=header, payload=self._read(kind, blocks)))
-        return extents + list(self._states(hashes, first))
+        return extents + list(self._states(hashes, first, owner))
 
     def _kind(self, block: int | None) -> ExtentKind | None:
         if block is None:
@@ -119,7 +126,13 @@ class CacheExtents:
         return "blocks" if self._shapes else None  # nothing is left of it
 
     def _header(
-        self, kind: ExtentKind, *, first: int, parent: BlockHash, hashes: tuple[BlockHash, ...]
+        self,
+        kind: ExtentKind,
+        *,
+        first: int,
+        parent: BlockHash,
+        hashes: tuple[BlockHash, ...],
+        owner: str,
     ) -> ExtentHeader:
         shapes = self._expected(kind, len(hashes))
         return ExtentHeader(
@@ -129,6 +142,7 @@ class CacheExtents:
             parent=parent,
             hashes=hashes,
             shapes=tuple(shapes),
+            owner=owner,
         )
 
     def _expected(self, kind: ExtentKind, number: int) -> list[tuple[int, ...]]:
@@ -156,14 +170,14 @@ class CacheExtents:
             own = [window.block_of(block) for block in blocks]
             yield from ((array, own) for array in _as_bytes(self._cache.window))
 
-    def _states(self, hashes: Sequence[BlockHash], first: int) -> Iterator[Extent]:
+    def _states(self, hashes: Sequence[BlockHash], first: int, owner: str) -> Iterator[Extent]:
         if self._recurrent is None:
             return
         for index, block_hash in enumerate(hashes):
             state = self._recurrent.pool.states.find(block_hash)
             if state is not None:
                 header = self._header(
-                    "state", first=first + index, parent=b"", hashes=(block_hash,)
+                    "state", first=first + index, parent=b"", hashes=(block_hash,), owner=owner
                 )
                 yield Extent(header=header, payload=self._recurrent.read_state(state))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.cache.block_news import BlockNews
-from outrider.engine.cache.block_pool import BlockPool, prefix_root
+from outrider.engine.cache.block_pool import BlockPool, owner_tag, prefix_root
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.cache.recurrent_lines import RecurrentSizes
 from outrider.engine.cache.window_blocks import WindowBlocks
@@ -152,6 +152,7 @@ class ModelRunner:
             prefix_caching=self.prefix_caching and is_shared,
             adapter=adapter,
             recurrent=None if self._recurrent is None else self._recurrent.pool,
+            owner=owner_tag(cache_salt),
         )
 
     def block_news(self, name: str) -> BlockNews:

@@ -50,6 +50,7 @@ class _Run:
     first: int
     parent: BlockHash
     hashes: tuple[BlockHash, ...]
+    owner: str
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -126,7 +127,7 @@ class BlockOffload:
         return bool(self._waiting)
 
     def _note_leaving(
-        self, cache: StoredCache, root: BlockHash, hashes: Sequence[BlockHash]
+        self, cache: StoredCache, root: BlockHash, hashes: Sequence[BlockHash], owner: str
     ) -> None:
         """Have those blocks of a text written that the disk has not."""
         if is_private(root):
@@ -140,21 +141,24 @@ class BlockOffload:
                 start = found[1]
                 continue
             end = min((start // most + 1) * most, len(hashes))
-            self._add(cache, start, hashes[start - 1] if start else root, hashes[start:end])
+            parent = hashes[start - 1] if start else root
+            run = _Run(
+                cache=cache, first=start, parent=parent, hashes=(*hashes[start:end],), owner=owner
+            )
+            self._add(run)
             start = end
         self.store.touch(cache.space, known)
 
-    def _add(
-        self, cache: StoredCache, first: int, parent: BlockHash, hashes: Sequence[BlockHash]
-    ) -> None:
-        if hashes[-1] in cache.queued:
+    def _add(self, run: _Run) -> None:
+        last, queued = run.hashes[-1], run.cache.queued
+        if last in queued:
             return
         if len(self._waiting) >= _MOST_WAITING:
             oldest = self._waiting.popleft()
             oldest.cache.queued.discard(oldest.hashes[-1])
             self._num_dropped += 1
-        cache.queued.add(hashes[-1])
-        self._waiting.append(_Run(cache=cache, first=first, parent=parent, hashes=tuple(hashes)))
+        queued.add(last)
+        self._waiting.append(run)
 
     def step(self, row_s: RowSeconds, *, is_idle: bool) -> None:
         """Read what waits from the caches: now and then beside passes, at once where none are.
@@ -177,7 +181,7 @@ class BlockOffload:
         begun_s = perf_counter()
         run.cache.queued.discard(run.hashes[-1])
         extents = run.cache.runner.extents.export_blocks(
-            run.hashes, first=run.first, parent=run.parent
+            run.hashes, first=run.first, parent=run.parent, owner=run.owner
         )
         if not extents:  # evicted meanwhile
             self._num_dropped += 1

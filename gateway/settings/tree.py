@@ -34,6 +34,7 @@ from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.paths import did_you_mean, filled_in
 from outrider.gateway.settings.receipts import ReceiptSettings
 from outrider.gateway.settings.responses import ResponseSettings, response_complaints
+from outrider.gateway.settings.retention import RetentionSettings, shortened
 from outrider.gateway.settings.revisions import forget_revisions, revision_complaints
 from outrider.gateway.settings.routing import RoutingSettings
 from outrider.gateway.settings.sections import NONE as NONE
@@ -146,6 +147,7 @@ class Settings(BaseSettings):
     responses: ResponseSettings = Field(default_factory=ResponseSettings)
     receipts: ReceiptSettings = Field(default_factory=ReceiptSettings)
     alerts: AlertSettings = Field(default_factory=AlertSettings)
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
     handoff: HandoffSettings = Field(default_factory=HandoffSettings)
     mirror: MirrorSettings = Field(default_factory=MirrorSettings)
 
@@ -218,7 +220,7 @@ def load_settings(
         merge(merged, reduce(forget_revisions, stronger, sources[place].values))
     _leave_out_demo(merged)
     try:
-        return Settings(**merged)
+        return shortened(Settings(**merged))
     except ValidationError as error:
         lines = [line for detail in error.errors() for line in _explain(detail, sources)]
         raise SettingsError("\n".join(lines)) from None

@@ -122,6 +122,25 @@ class Database:
         ):
             yield connection
 
+    def vacuum(self) -> None:
+        """Rewrite the file, so that nothing is left in it that was deleted. Raises DatabaseError.
+
+        PostgreSQL frees what is left, and overwrites it later.
+        """
+        with self._translated(), self.engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            if self.dialect == "postgresql":
+                driver.autocommit = True
+            try:
+                driver.execute("VACUUM")
+                if self.dialect == "sqlite":
+                    driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            except sqlite3.Error as error:
+                detail = f"the database {self.name} cannot be rewritten: {reason_of(error)}"
+                raise DatabaseError(detail) from error
+            finally:
+                connection.invalidate()  # no other use gets this one
+
     def close(self) -> None:
         """Close all connections. Used again, it is opened again."""
         self.engine.dispose()

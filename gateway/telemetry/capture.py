@@ -342,6 +342,11 @@ class JsonlCapture:
                 logger.info("captured day deleted day=%s", day)
 
 
+def captured_files(folder: Path) -> list[Path]:
+    """Return the files of captured texts in a folder, the oldest first."""
+    return [path for path, _ in _dated(folder)]
+
+
 def _dated(folder: Path) -> Iterator[tuple[Path, datetime.date]]:
     """Return our files there, and their days."""
     for path in sorted(folder.iterdir()):

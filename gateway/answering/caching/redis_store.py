@@ -70,3 +70,11 @@ class RedisEntries:
     def _pause(self, error: Exception) -> None:
         self._paused_until_s = self._clock() + _PAUSE_S
         logger.warning("cache store failed error=%s reason=%s", type(error).__name__, error)
+
+
+async def erase_answers(client: Any) -> int:
+    """Remove all entries; return their number. Raises the client's errors."""
+    num_removed = 0
+    async for name in client.scan_iter(match=_PREFIX + b"*", count=1000):
+        num_removed += await client.delete(name)
+    return num_removed

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pydantic import SecretStr
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from outrider.gateway.audit.chain import Change, Details, differences, record
+from outrider.gateway.audit.erasing import ERASED
 from outrider.gateway.contract.errors.tree import ConflictError, NotFoundError
 from outrider.gateway.storage import tables
 from outrider.gateway.storage.change_counter import ChangeCounter
@@ -80,7 +81,7 @@ class KeyStore:
     ) -> None:
         self._database = database
         self._changes = ChangeCounter(database, tables.key_version)
-        self._hasher = hasher
+        self.hasher = hasher
         self._random = randomness
         self._wall_clock = wall_clock
 
@@ -109,8 +110,8 @@ class KeyStore:
             made = KeyRecord(
                 **fields_of(order, KeyOrder),
                 key_id=key.key_id,
-                key_hash=self._hasher.digest(key.text),
-                hashed_with=self._hasher.name,
+                key_hash=self.hasher.digest(key.text),
+                hashed_with=self.hasher.name,
                 created_at=self._wall_clock(),
             )
             try:
@@ -201,10 +202,10 @@ class KeyStore:
             before = _get_key(connection, key_id)
             if before.revoked_at is not None:
                 raise ConflictError("This key is revoked. Make a new one instead.")
-            has_grace = grace_s > 0 and before.hashed_with == self._hasher.name
+            has_grace = grace_s > 0 and before.hashed_with == self.hasher.name
             row = {
-                "hash": self._hasher.digest(key.text).hex(),
-                "hashed_with": self._hasher.name,
+                "hash": self.hasher.digest(key.text).hex(),
+                "hashed_with": self.hasher.name,
                 "old_hash": before.key_hash.hex() if has_grace else None,
                 "old_hash_until": self._wall_clock() + grace_s if has_grace else None,
             }
@@ -223,6 +224,17 @@ class KeyStore:
                 changed = {"revoked_at": None}, {"revoked_at": now_s}
                 self._record(connection, "key.revoke", f"key/{key_id}", *changed)
             return _get_key(connection, key_id)
+
+    def erase(self, tenant: str) -> None:
+        """Revoke a tenant's keys, and forget its names and labels; ids stay."""
+        keys, teams, now_s = tables.keys, tables.teams, self._wall_clock()
+        nothing = {"name": ERASED, "labels": "{}"}
+        revoked = {"revoked_at": func.coalesce(keys.c.revoked_at, now_s), "old_hash": None}
+        is_own = (keys.c.team_id == tenant) | (keys.c.id == tenant) & keys.c.team_id.is_(None)
+        with self._changes.changing() as connection:
+            connection.execute(update(keys).where(is_own).values(**nothing, **revoked))
+            nameless = nothing | {"name": f"{ERASED} {tenant}"}  # no two teams have one name
+            connection.execute(update(teams).where(teams.c.id == tenant).values(nameless))
 
     def teams(self) -> list[TeamRecord]:
         """Return all teams, by name."""

@@ -53,10 +53,19 @@ def extent_of(hashes: list[BlockHash], first: int, last: int) -> Extent:
 
 
 def folder_of(
-    path: Path, *, budget_bytes: int = 10**7, ttl_s: float = 1e6, clock: Clock | None = None
+    path: Path,
+    *,
+    budget_bytes: int = 10**7,
+    ttl_s: float = 1e6,
+    clock: Clock | None = None,
+    seal: Seal | None = None,
 ) -> ExtentFolder:
     return ExtentFolder(
-        path, seal=Seal(KEY), budget_bytes=budget_bytes, ttl_s=ttl_s, clock=clock or Clock()
+        path,
+        seal=seal or Seal(KEY),
+        budget_bytes=budget_bytes,
+        ttl_s=ttl_s,
+        clock=clock or Clock(),
     )
 
 

@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from outrider.engine.cache.block_pool import owner_tag
+from outrider.engine.cache.extent_erasing import erase_owners
+from outrider.engine.cache.extent_folder import ExtentFolder, space_folders
+from outrider.engine.cache.extent_space import read_extent, stored_extents
+from outrider.engine.cache.sealing import Seal, read_key
 from outrider.engine.core import Engine
 from outrider.engine.errors import EngineError
 from outrider.gateway.cli import app
@@ -84,6 +89,33 @@ def test_a_prompt_comes_back_in_another_engine(filled: Path, home: Path) -> None
     assert answer.stats.num_cached_tokens is not None
     assert answer.stats.num_cached_tokens > 100
     assert engine.stats().store.num_restored_tokens == answer.stats.num_cached_tokens
+
+
+@pytest.mark.slow
+def test_a_tenant_s_prompts_are_erased_from_the_folder(folder: Path, home: Path) -> None:
+    engine = build_engine(settings_of(folder, num_blocks=256), no_progress)
+    for salt in ("mine", "theirs"):
+        prompt = chat_prompt(f"{salt}: what is 25 + 17? " * 20)
+        serve(engine, [make_request(salt, prompt, max_tokens=4, cache_salt=salt)])
+        while engine.has_work:
+            engine.step()
+    seal = Seal(read_key(home / "kv.key"))
+    opened = ExtentFolder(folder, seal=seal, budget_bytes=2**30, ttl_s=1e6)
+
+    def owners() -> set[str]:
+        return {
+            read_extent(space, stored, seal).header.owner
+            for space in space_folders(folder)
+            for stored in stored_extents(space)
+        }
+
+    while owners() != {owner_tag("mine"), owner_tag("theirs")}:
+        engine.step()
+    assert erase_owners(opened, seal, {owner_tag("mine")}) > 0
+    assert owners() == {owner_tag("theirs")}
+    again = [*chat_prompt("mine: what is 25 + 17? " * 20)]
+    answer = serve(engine, [make_request("again", again, max_tokens=4, cache_salt="mine")])
+    assert answer["again"].finish_reason == "length"  # what is gone is computed again
 
 
 @pytest.mark.slow

@@ -4,11 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from outrider.gateway.http.apis.responses.store import StoredResponse
+from outrider.gateway.http.apis.responses.store import StoredResponse, owner_of
 from outrider.gateway.tenancy.limits.redis_store import RedisStore
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,27 @@ class RedisResponses:
 
     def _now_ms(self) -> int:
         return int(self._wall_clock() * 1000)
+
+
+async def erase_responses(
+    client: Any, store: RedisStore, tenant: str | None, end_user: str | None
+) -> int:
+    """Remove the responses of a tenant, and of its end user only; None: of all tenants.
+
+    Returns their number. Raises StorageError, and the client's errors.
+    """
+    owner = "*" if tenant is None else owner_of(tenant)
+    decode = msgspec.msgpack.Decoder(StoredResponse).decode
+    num_removed = 0
+    async for name in client.scan_iter(match=f"{_PREFIX}{{{owner}}}:*", count=1000):
+        text = name.decode()
+        if text.endswith((":used", ":sizes")):
+            continue
+        found = None if end_user is None else await client.get(name)
+        if end_user is not None and (found is None or decode(found).end_user != end_user):
+            continue
+        num_removed += bool(await store.reply(_DELETE, text, []))
+    return num_removed
 
 
 def _name(key: bytes) -> str:

@@ -63,5 +63,10 @@ def response_key(principal: Principal, response_id: str) -> bytes | None:
     if len(response_id) != _ID_CHARS or not response_id.isascii():
         return None
     name = _encode((principal.tenant, principal.key_id, response_id))
-    owner = hashlib.blake2b(principal.tenant.encode(), digest_size=16).hexdigest()
+    owner = owner_of(principal.tenant)
     return f"{{{owner}}}:{hashlib.blake2b(name, digest_size=32).hexdigest()}".encode()
+
+
+def owner_of(tenant: str) -> str:
+    """Return what a tenant's keys begin with."""
+    return hashlib.blake2b(tenant.encode(), digest_size=16).hexdigest()

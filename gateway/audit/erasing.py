@@ -1,0 +1,43 @@
+"""Erasure of a tenant or an end user: whose data are meant, and what each store must be able to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+ERASED: Final = "erased"
+"""Stands where an identity was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Whose data are to go: a tenant's, or those of an end user, of one tenant or of all."""
+
+    tenant: str | None = None
+    """The id of a team, or of a key without one."""
+    key_ids: frozenset[str] = frozenset()
+    """The tenant's keys."""
+    cache_salts: frozenset[str] = frozenset()
+    """Of the tenant's prefix caches."""
+    end_user: str | None = None
+    """As requests name them."""
+
+    @property
+    def targets(self) -> list[str]:
+        """What the audit log calls the tenant's things."""
+        if self.tenant is None or self.end_user is not None:
+            return []
+        kinds = ("team", "prompts")
+        own = [f"{kind}/{self.tenant}" for kind in kinds]
+        return own + [f"key/{key_id}" for key_id in sorted(self.key_ids)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasableStore:
+    """A place that keeps data of tenants."""
+
+    name: str
+    erase: Callable[[Subject], int]
+    """Removes what is the subject's, or takes its identity away; returns how much. Blocks. Called
+    again it finds nothing."""
+    has_end_users: bool = False
+    """It knows whose an end user's data are."""

@@ -1,0 +1,106 @@
+"""The stores that keep data of tenants, as the settings have them, for `outrider erase`."""
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Table, select, update
+
+from outrider.gateway.audit.erasing import ERASED, ErasableStore, Subject
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.storage import tables
+from outrider.gateway.storage.database import Database
+from outrider.gateway.telemetry.capture_erasing import erase_captured
+
+_ROWS_AT_ONCE = 2000
+_TIMEOUT_S = 10.0
+
+
+def erasable_stores(settings: Settings, database: Database) -> Iterator[ErasableStore]:
+    """Yield every store that outlives a gateway. Raises SettingsError."""
+    yield ErasableStore(name="ledger rows", erase=partial(_erase_ledger, database))
+    yield ErasableStore(name="feedback", erase=partial(_erase_feedback, database))
+    yield ErasableStore(name="audit details", erase=partial(_erase_audit, database))
+    capture = settings.telemetry.capture.folder
+    if capture is not None and capture.is_dir():
+        erase = partial(_erase_captured, capture)
+        yield ErasableStore(name="captured texts", erase=erase, has_end_users=True)
+    if settings.redis_url is not None:
+        erase = partial(_erase_redis, settings)
+        yield ErasableStore(name="answers in Redis", erase=erase, has_end_users=True)
+    folder = settings.engine.kv_folder
+    if folder is not None and folder.expanduser().is_dir():
+        yield ErasableStore(name="keys and values", erase=partial(_erase_extents, settings))
+
+
+def _erase_ledger(database: Database, subject: Subject) -> int:
+    """Take the identity out of a tenant's rows; what was used and paid stays."""
+    ledger = tables.ledger
+    is_own = ledger.c.key_id.in_(subject.key_ids) | (ledger.c.team_id == subject.tenant)
+    values = {"key_id": ERASED, "team_id": None, "client_request_id": ""}
+    return _erase_rows(database, ledger, is_own, ledger.c.row_id, values)
+
+
+def _erase_feedback(database: Database, subject: Subject) -> int:
+    feedback = tables.feedback
+    is_own = feedback.c.key_id.in_(subject.key_ids)
+    values = {"key_id": ERASED, "label": ""}
+    return _erase_rows(database, feedback, is_own, feedback.c.request_id, values)
+
+
+def _erase_audit(database: Database, subject: Subject) -> int:
+    """Remove details of changes; the row of the erasure says that they were there."""
+    log = tables.audit_log
+    is_own = log.c.target.in_(subject.targets) & log.c.details.is_not(None)
+    return _erase_rows(database, log, is_own, log.c.sequence, {"details": None})
+
+
+def _erase_rows(
+    database: Database, table: Table, is_own: Any, row_id: Any, values: dict[str, Any]
+) -> int:
+    """Change rows a few at a time: others write in between."""
+    found = select(row_id).where(is_own).limit(_ROWS_AT_ONCE).scalar_subquery()
+    statement, num_rows = update(table).where(is_own & row_id.in_(found)).values(values), 0
+    while True:
+        with database.write() as connection:
+            count = connection.execute(statement).rowcount
+        if not count:
+            return num_rows
+        num_rows += count
+
+
+def _erase_captured(folder: Path, subject: Subject) -> int:
+    return erase_captured(folder, subject.key_ids, subject.end_user)
+
+
+def _erase_redis(settings: Settings, subject: Subject) -> int:
+    """Remove stored responses, and all cached answers: those do not say whose they are."""
+    from outrider.gateway.answering.caching.redis_store import erase_answers
+    from outrider.gateway.http.apis.responses.redis_responses import erase_responses
+    from outrider.gateway.tenancy.limits.redis_store import RedisStore, redis_client
+
+    async def erase() -> int:
+        client = redis_client(str(settings.redis_url), _TIMEOUT_S)
+        store = RedisStore(client, timeout_s=_TIMEOUT_S, name="responses")
+        try:
+            found = await erase_responses(client, store, subject.tenant, subject.end_user)
+            return found + await erase_answers(client)
+        finally:
+            await client.aclose()
+
+    return asyncio.run(erase())
+
+
+def _erase_extents(settings: Settings, subject: Subject) -> int:
+    from outrider.engine.cache.block_pool import owner_tag
+    from outrider.engine.cache.extent_erasing import erase_named_prompts, erase_owners
+    from outrider.gateway.wiring.kv_folder import open_folder, open_seal
+
+    folder = open_folder(settings)
+    if folder is None:
+        return 0
+    owners = {owner_tag(salt) for salt in subject.cache_salts}
+    num_prompts = erase_named_prompts(folder, subject.tenant or "")
+    return num_prompts + erase_owners(folder, open_seal(settings), owners)
