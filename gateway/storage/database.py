@@ -134,7 +134,9 @@ class Database:
             try:
                 driver.execute("VACUUM")
                 if self.dialect == "sqlite":
-                    driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                    cleared = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                    if cleared[0]:
+                        raise sqlite3.OperationalError("its write-ahead log is being read")
             except sqlite3.Error as error:
                 detail = f"the database {self.name} cannot be rewritten: {reason_of(error)}"
                 raise DatabaseError(detail) from error

@@ -13,7 +13,7 @@ from outrider.gateway.alerts.conditions import Alert, Condition
 from outrider.gateway.alerts.delivery import Webhook
 from outrider.gateway.alerts.sources import Budgets, breakers, drift, replicas
 from outrider.gateway.alerts.states import AlertStates
-from outrider.gateway.alerts.watching import AlertWatch
+from outrider.gateway.alerts.watching import AlertWatch, SourceWatch
 from outrider.gateway.engines.fleet.roster import ReplicaState
 from outrider.gateway.storage.database import Database
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
@@ -27,7 +27,7 @@ from tests.gateway.alerts.receiver import Receiver
 from tests.gateway.tenancy.ledger.ledgers import NOON, row
 from tests.gateway.tenancy.ledger.rows import store as store_rows
 from tests.gateway.upstream.replica_sets import break_down, replica_set
-from tests.gateway.waiting import HandClock
+from tests.gateway.waiting import HandClock, until
 
 OPEN = Condition(subject="breaker/a/b", event="breaker.opened", is_trouble=True)
 CLOSED = Condition(subject="breaker/a/b", event="breaker.closed")
@@ -66,7 +66,7 @@ class Watched:
         self.conditions: Sequence[Condition] = ()
         self.webhook = Listening()
         states = AlertStates(database, window_s=60.0)
-        self.watch = AlertWatch([self.read], states, self.webhook, wall_clock=clock)
+        self.watch = SourceWatch(self.read, states, self.webhook, wall_clock=clock)
 
     async def read(self) -> Sequence[Condition]:
         return self.conditions
@@ -126,6 +126,42 @@ def test_what_was_told_before_a_restart_is_told_again_when_it_comes_again(file: 
     assert Watched(file, clock).look(once) == ["budget.reached"]
     clock.now_s += 3600
     assert Watched(file, clock).look(once) == []
+
+
+def test_a_database_that_is_away_silences_nothing(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'keys.db'}")
+    (tmp_path / "keys.db").mkdir()
+    clock = HandClock()
+    one = Watched(database, clock)
+    assert one.look(OPEN) == one.look(OPEN) == ["breaker.opened"]
+    assert one.look(CLOSED) == ["breaker.opened", "breaker.closed"]
+
+
+def test_a_source_that_fails_does_not_stop_the_others(file: Database) -> None:
+    num_looks = 0
+
+    async def broken() -> Sequence[Condition]:
+        nonlocal num_looks
+        num_looks += 1
+        raise ZeroDivisionError
+
+    async def hanging() -> Sequence[Condition]:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async def sound() -> Sequence[Condition]:
+        return [OPEN]
+
+    async def run() -> list[str]:
+        webhook = Listening()
+        states = AlertStates(file, window_s=60.0)
+        task = asyncio.create_task(AlertWatch([broken, hanging, sound], states, webhook).run())
+        await until(lambda: bool(webhook.events) and num_looks > 0)
+        task.cancel()
+        await asyncio.wait({task})
+        return webhook.events
+
+    assert asyncio.run(run()) == ["breaker.opened"]
 
 
 def test_breakers_are_watched() -> None:
