@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from outrider.router.encoder.sentence import EmbeddedTexts
 from outrider.router.features import FloatRows
 
 _TRUE = frozenset({"1", "1.0", "true"})
@@ -63,6 +64,8 @@ class LabelledPrompts:
     """From submission to the last token."""
     pair: str | None = None
     """Fingerprints of the two models, "<small>-<large>"."""
+    embeddings: EmbeddedTexts | None = None
+    """Of the prompts; no file has them."""
 
     @property
     def num_duplicates(self) -> int:
@@ -136,7 +139,7 @@ class _Columns:
                     f"{len(self.prompts)}; give it in all rows or in none"
                 )
         columns = self._values
-        counts = {
+        counts: dict[str, Any] = {
             field: np.array(columns[name], dtype=np.float64)
             for name, field in _COUNTS.items()
             if name in columns

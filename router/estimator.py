@@ -23,6 +23,9 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from outrider.router.calibration import Calibration, CalibrationTarget, StageRows, calibrate
 from outrider.router.dataset import LabelledPrompts, RouterDataError
+from outrider.router.encoder.neighbours import Neighbours
+from outrider.router.encoder.sentence import EmbeddedTexts
+from outrider.router.encoder.stage import EncoderConfig, EncoderStage, mixed
 from outrider.router.evaluation import NoGapError, apgr
 from outrider.router.familiarity import Familiarity
 from outrider.router.features import FeatureConfig, FloatRows, prompt_features
@@ -45,6 +48,7 @@ from outrider.router.stacking import (
 from outrider.router.stages import labelled_rows
 
 _MIN_ROWS = 20
+_NEIGHBOUR_SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +152,7 @@ def train_router(data: LabelledPrompts, config: TrainConfig | None = None) -> Tr
         bias=text.bias,
         threshold=calibration.chosen.threshold,
         pair=data.pair,
+        encoder=stages.encoder,
         probe=stages.probe.layer if stages.probe else None,
         answer=stages.answer.layer if stages.answer else None,
         calibration=calibration,
@@ -186,10 +191,11 @@ class _Stages:
     """All stages that were kept. What a stage says held out is [num_heads, num_prompts]."""
 
     text: FittedStage
+    encoder: EncoderStage | None
     probe: ScaledStage | None
     answer: ScaledStage | None
     prompt_held_out: FloatRows
-    """The probe's quality; the text's if there is no probe."""
+    """The quality of the last stage before the answer; the text's if there is no other."""
     answer_held_out: FloatRows | None
     """The answer stage's quality."""
     record: Mapping[str, Any]
@@ -229,14 +235,18 @@ def _fit_stages(data: LabelledPrompts, config: TrainConfig) -> _Stages:
     )
     text = fit_stage(rows, config.inverse_penalties)
     record: dict[str, Any] = {"text": _figures(rows, text.held_out)}
-    prompt_held_out, probe, answer, answer_held_out = text.held_out, None, None, None
+    prompt_held_out, encoder, probe, answer, answer_held_out = text.held_out, *[None] * 4
+    if data.embeddings is not None:
+        kept = _fit_encoder(rows, text.held_out, data.embeddings, config, record)
+        encoder, prompt_held_out = kept or (None, prompt_held_out)
     if data.hidden is not None:
-        probe = _fit_probe(rows, text.held_out, data.hidden, config, record)
+        probe = _fit_probe(rows, prompt_held_out, data.hidden, config, record)
         prompt_held_out = probe.held_out if probe else prompt_held_out
     if data.logprobs is not None:
         answer, answer_held_out = _fit_answer(rows, prompt_held_out, data.logprobs, config, record)
     return _Stages(
         text=text,
+        encoder=encoder,
         probe=probe,
         answer=answer,
         prompt_held_out=prompt_held_out,
@@ -245,21 +255,49 @@ def _fit_stages(data: LabelledPrompts, config: TrainConfig) -> _Stages:
     )
 
 
-def _fit_probe(
+def _fit_encoder(
     rows: StageData,
     text_held_out: FloatRows,
+    embeddings: EmbeddedTexts,
+    config: TrainConfig,
+    record: dict[str, Any],
+) -> tuple[EncoderStage, FloatRows] | None:
+    """What neighbours say beside the text, and this held out; None if the text alone is better."""
+    shares = np.zeros((len(embeddings.rows), len(rows.scores)))
+    for fold in range(config.num_folds):
+        is_out = rows.folds == fold
+        others = [tier[~is_out] for tier in rows.scores]
+        known = Neighbours.of(embeddings.rows[~is_out], others, config.seed)
+        shares[is_out] = known.shares(embeddings.rows[is_out])
+    record["neighbours"] = _figures(rows, shares.T)
+    held_out = {share: mixed(text_held_out, shares.T, share) for share in _NEIGHBOUR_SHARES}
+    errors = {
+        share: gain_error(rows.scores, judged, rows.weights) for share, judged in held_out.items()
+    }
+    best = min(errors, key=errors.__getitem__)
+    record["text_and_neighbours"] = {"share": best, **_figures(rows, held_out[best])}
+    if errors[best] >= record["text"]["gain_error"]:
+        return None
+    neighbours = Neighbours.of(embeddings.rows, rows.scores, config.seed)
+    found = EncoderConfig(id=embeddings.id, share=best)
+    return EncoderStage(config=found, neighbours=neighbours), held_out[best]
+
+
+def _fit_probe(
+    rows: StageData,
+    before: FloatRows,
     hidden: FloatRows,
     config: TrainConfig,
     record: dict[str, Any],
 ) -> ScaledStage | None:
-    """The better of the probe alone and beside the text; None if the text alone is better still."""
-    logits = logits_of(text_held_out)
+    """The better of the probe alone and beside what was said `before`; None if that is better."""
+    logits = logits_of(before)
     candidates = {
         # Columns of zeros get the weight 0: the probe alone has the same inputs.
         "probe": np.hstack((np.zeros_like(logits), hidden)),
         "text_and_probe": np.hstack((logits, hidden)),
     }
-    best, best_error = None, record["text"]["gain_error"]
+    best, best_error = None, gain_error(rows.scores, before, rows.weights)
     for name, inputs in candidates.items():
         stage = fit_scaled(replace(rows, inputs=inputs), config.stage_penalties)
         record[name] = _figures(rows, stage.held_out)

@@ -26,7 +26,8 @@ from safetensors.numpy import save as save_safetensors
 CONFIG_NAME: Final = "router.json"
 WEIGHTS_NAME: Final = "router.safetensors"
 FORMAT: Final = "outrider-router"
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
+_READ_VERSIONS: Final = (2, 3)  # routers of version 2 have no sentence encoder
 _MAX_CONFIG_BYTES: Final = 2**20
 _MAX_WEIGHTS_BYTES: Final = 2**26
 _ARRAY_TYPES: Final = (np.dtype("<f4"), np.dtype("<f8"), np.dtype("<u8"))
@@ -158,9 +159,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise RouterFileError(path, f'not a router: "format" must be "{FORMAT}"')
     version = config.get("version")
-    if version != FORMAT_VERSION:
+    if version not in _READ_VERSIONS:
         hint = "; train the router again with this version" if version == 1 else ""
-        raise RouterFileError(path, f"unknown version {version}; available: {FORMAT_VERSION}{hint}")
+        available = ", ".join(map(str, _READ_VERSIONS))
+        raise RouterFileError(path, f"unknown version {version}; available: {available}{hint}")
     for name in ("weights_sha256", "config_sha256"):
         if not isinstance(config.get(name), str):
             raise RouterFileError(path, f'"{name}" is missing')

@@ -29,13 +29,14 @@ from typing import Final
 import numpy as np
 
 from outrider.router.calibration import ALWAYS_LARGE
+from outrider.router.encoder.bert import Floats32
+from outrider.router.estimates import QualityEstimate
 from outrider.router.policy import (
     NO_CONSTRAINTS,
     Route,
     RouteConstraints,
     WatchOptions,
 )
-from outrider.router.scorer import QualityEstimate
 from outrider.router.watch import WatchedAnswer, WatchPlan, WatchRules
 
 AGREEMENT: Final = 0.95
@@ -147,9 +148,12 @@ class _TokenQuantile:
     """The stages of a watch that knows nothing but the tokens' log-probabilities."""
 
     def estimate_prompt(
-        self, text_estimate: QualityEstimate, hidden_state: Sequence[float] | None
+        self,
+        text_estimate: QualityEstimate,
+        hidden_state: Sequence[float] | None,
+        embedding: Floats32 | None = None,
     ) -> QualityEstimate:
-        del hidden_state
+        del hidden_state, embedding
         return text_estimate
 
     def estimate_answer(

@@ -10,6 +10,8 @@ from typing import Final
 from outrider.router.calibration import ALWAYS_LARGE
 from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.dial import Dial, Setting
+from outrider.router.encoder.embedder import Embedder
+from outrider.router.encoder.sentence import encoder_for
 from outrider.router.guard import Autopilot, GuardOutcome, RouteGuard
 from outrider.router.label_free import AGREEMENT, EXPLORE_SHARE, AgreementModel, LabelFreePolicy
 from outrider.router.policy import (
@@ -59,6 +61,8 @@ class RoutingOptions:
     abstains: bool = True
     """Prompts that are unlike the router's training go to the policy without a router."""
     watch: WatchOptions = field(default_factory=WatchOptions)
+    encoder: str | None = None
+    """Where the router's sentence encoder is, if not where it was trained."""
     prices: Mapping[Tier, TokenPrices] | None = None
 
 
@@ -81,8 +85,9 @@ def load_router(
 ) -> LoadedRouter:
     """The policy for the loaded tiers.
 
-    Raises ValueError if no tier is loaded, RouterFileError if the folder is not a router, and
-    RoutingTargetError if it cannot be set as wanted.
+    Raises ValueError if no tier is loaded, RouterFileError if the folder is not a router,
+    EncoderError if its encoder is missing or another one, and RoutingTargetError if it cannot be
+    set as wanted.
     """
     fixed = fixed_policy(path, tiers)
     if path is None and len(set(tiers)) > 1 and options.watch.mode != "off":
@@ -109,6 +114,7 @@ def load_router(
         current_setting=current,
         dial=dial,
         watch=options.watch,
+        embedder=_embedder(scorer, options),
         on_verdict=partial(_report_to, guard),
         otherwise=_abstaining(options) if options.abstains and scorer.familiarity else None,
     )
@@ -116,6 +122,15 @@ def load_router(
     if policy.otherwise is not None:
         summary += "; prompts unlike its training: the small model's first tokens decide"
     return LoadedRouter(policy=policy, summary=summary, guard=guard, pair=scorer.pair)
+
+
+def _embedder(scorer: RouterScorer, options: RoutingOptions) -> Embedder | None:
+    """Return None for a router without an encoder; raises EncoderError."""
+    if scorer.encoder is None:
+        if options.encoder is not None:
+            logger.warning("models.encoder has no effect reason=the router uses no encoder")
+        return None
+    return Embedder(encoder_for(scorer.encoder.config.id, options.encoder))
 
 
 def _report_to(guard: RouteGuard, verdict: WatchVerdict) -> None:

@@ -4,12 +4,12 @@ scikit-learn trains (router/estimator.py); what it learnt is one linear layer a 
 which scaling and calibration are folded, so serving needs neither scikit-learn nor pickle. Stages:
 
 - text: the prompt's features;
-- prompt (the probe): the text's logits and the hidden state of the prompt's last token;
+- prompt: the text's word mixed with that of labelled neighbours (the encoder), then its logits and
+  the hidden state of the prompt's last token (the probe);
 - answer: the logits of the stage before and the log-probabilities of the small model's tokens.
 """
 
 import hashlib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,9 @@ from outrider.router.answer_features import (
     num_answer_inputs,
 )
 from outrider.router.calibration import ALWAYS_LARGE, Calibration
+from outrider.router.encoder.bert import Floats32
+from outrider.router.encoder.stage import EncoderStage, stage_arrays, take_stage
+from outrider.router.estimates import LinearStage, QualityEstimate, estimate_of
 from outrider.router.familiarity import Familiarity, num_ngrams
 from outrider.router.features import (
     FEATURE_VERSION,
@@ -38,64 +41,10 @@ from outrider.router.files import RouterFileError as RouterFileError
 
 Hashes = NDArray[np.uint64]
 
-# Probabilities nearer to 0 or 1 than these logits are not told apart by the later stages.
-MAX_LOGIT: Final = 12.0
 MAX_PROMPT_HASHES: Final = 2**18
 _HEADS: Final = (("weak",), ("weak", "strong"))
 _MAX_PAIR_CHARS: Final = 100
 _MAX_HIDDEN_SIZE: Final = 2**17
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QualityEstimate:
-    """Probabilities that each tier's answer is right. `large`: None if it was not labelled."""
-
-    small: float
-    large: float | None = None
-
-    @property
-    def gain(self) -> float:
-        """Expected gain by the large model, in [-1, 1]; without labels it is always right."""
-        return (1.0 if self.large is None else self.large) - self.small
-
-    @property
-    def quality(self) -> float:
-        """Predicted quality of the small answer, in [0, 1]: 1 if the large model adds nothing."""
-        return min(1.0, 1.0 - self.gain)
-
-    @property
-    def logits(self) -> list[float]:
-        """Return the next stage's inputs, [num_heads], in [-MAX_LOGIT, MAX_LOGIT]."""
-        heads = [self.small] if self.large is None else [self.small, self.large]
-        return [bounded_logit(probability) for probability in heads]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LinearStage:
-    """A linear layer."""
-
-    weight: FloatRows
-    """[num_heads, num_inputs]."""
-    bias: FloatRows
-    """[num_heads]."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError unless the shapes agree and all values are finite."""
-        if self.bias.ndim != 1 or self.weight.ndim != 2 or len(self.weight) != len(self.bias):
-            raise ValueError(
-                f"bias has shape {list(self.bias.shape)} and weight {list(self.weight.shape)}"
-            )
-        if not (np.isfinite(self.weight).all() and np.isfinite(self.bias).all()):
-            raise ValueError("weights hold values that are not finite")
-
-    @property
-    def num_inputs(self) -> int:
-        """The number of inputs."""
-        return int(self.weight.shape[1])
-
-    def estimate(self, inputs: FloatRows) -> QualityEstimate:
-        """Turn inputs [num_inputs] into probabilities."""
-        return _estimate(self.weight @ inputs + self.bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,8 +63,9 @@ class RouterScorer:
     """From this quality on the small model answers."""
     pair: str | None = None
     """Fingerprints of the models that it was trained for, "<small>-<large>"; None if unknown."""
+    encoder: EncoderStage | None = None
     probe: LinearStage | None = None
-    """Takes [text logits | hidden state]."""
+    """Takes [logits of the text or, where there is one, the encoder | hidden state]."""
     answer: LinearStage | None = None
     """Takes what `answer_inputs` makes."""
     calibration: Calibration | None = None
@@ -156,6 +106,10 @@ class RouterScorer:
             raise ValueError("prompt_hashes must be in ascending order")
 
     def _check_stages(self, num_heads: int) -> None:
+        if self.encoder is not None and self.encoder.num_heads != num_heads:
+            raise ValueError(
+                f"encoder has {self.encoder.num_heads} heads, the text has {num_heads}"
+            )
         for name, stage in (("probe", self.probe), ("answer", self.answer)):
             if stage is not None and len(stage.bias) != num_heads:
                 raise ValueError(f"{name} has {len(stage.bias)} heads, the text has {num_heads}")
@@ -183,21 +137,24 @@ class RouterScorer:
         return self._estimate(vector)
 
     def _estimate(self, vector: SparseVector) -> QualityEstimate:
-        return _estimate(np.take(self.weight, vector.indices, axis=1) @ vector.values + self.bias)
+        return estimate_of(np.take(self.weight, vector.indices, axis=1) @ vector.values + self.bias)
 
     def estimate_prompt(
-        self, text_estimate: QualityEstimate, hidden_state: Sequence[float] | FloatRows | None
+        self,
+        text_estimate: QualityEstimate,
+        hidden_state: Sequence[float] | FloatRows | None,
+        embedding: Floats32 | None = None,
     ) -> QualityEstimate:
-        """Estimate with the hidden state of the prompt's last token, [hidden_size].
+        """Estimate with the prompt's embedding and the hidden state of its last token.
 
-        The text's own estimate where there is no probe, or no hidden state that fits it.
+        A part that is not known, does not fit or has no stage changes nothing.
         """
-        if self.probe is None or hidden_state is None or len(hidden_state) != self.hidden_size:
-            return text_estimate
-        state = np.asarray(hidden_state, dtype=np.float64)
-        if not np.isfinite(state).all():
-            return text_estimate
-        return self.probe.estimate(np.concatenate((text_estimate.logits, state)))
+        estimate = text_estimate
+        if self.encoder is not None and _fits(embedding, self.encoder.dimension):
+            estimate = self.encoder.estimate(estimate, np.asarray(embedding))
+        if self.probe is None or not _fits(hidden_state, self.hidden_size):
+            return estimate
+        return self.probe.estimate(np.concatenate((estimate.logits, np.asarray(hidden_state))))
 
     def estimate_answer(
         self,
@@ -231,6 +188,9 @@ class RouterScorer:
             "bias": np.ascontiguousarray(self.bias, dtype=np.float64),
             "prompt_hashes": np.ascontiguousarray(self.prompt_hashes),
         }
+        encoder = self.encoder
+        if encoder is not None:
+            arrays |= stage_arrays(encoder)
         for name, stage in (("probe", self.probe), ("answer", self.answer)):
             if stage is not None:
                 arrays[f"{name}_weight"] = np.ascontiguousarray(stage.weight, dtype=np.float64)
@@ -248,6 +208,7 @@ class RouterScorer:
             "calibration": None if self.calibration is None else asdict(self.calibration),
             "training": dict(self.training),
             "farthest": None if known is None else known.limit,
+            "encoder": None if encoder is None else asdict(encoder.config),
         }
         write_files(folder, RouterFiles(config=config, arrays=arrays))
 
@@ -270,24 +231,9 @@ def prompt_hashes(prompts: Iterable[str]) -> Hashes:
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
-def bounded_logit(probability: float) -> float:
-    """log(p / (1 - p)), in [-MAX_LOGIT, MAX_LOGIT]."""
-    if not 0.0 < probability < 1.0:
-        return MAX_LOGIT if probability >= 1.0 else -MAX_LOGIT
-    return max(-MAX_LOGIT, min(MAX_LOGIT, math.log(probability) - math.log1p(-probability)))
-
-
-def _estimate(logits: FloatRows) -> QualityEstimate:
-    small, *large = (_sigmoid(logit) for logit in logits.tolist())
-    return QualityEstimate(small=small, large=large[0] if large else None)
-
-
-def _sigmoid(logit: float) -> float:
-    # Both branches keep the exponent negative: exp never overflows.
-    if logit >= 0.0:
-        return 1.0 / (1.0 + math.exp(-logit))
-    grown = math.exp(logit)
-    return grown / (1.0 + grown)
+def _fits(values: Sequence[float] | NDArray[Any] | None, size: int | None) -> bool:
+    """Return whether there are as many numbers as a stage takes, all of them finite."""
+    return values is not None and len(values) == size and bool(np.isfinite(values).all())
 
 
 def _scorer_values(files: RouterFiles) -> dict[str, Any]:
@@ -300,7 +246,8 @@ def _scorer_values(files: RouterFiles) -> dict[str, Any]:
     for name, known in versions.items():
         if (found := config.pop(name, None)) != known:
             raise ValueError(f"unknown {name} {found}; available: {known}. Train the router again")
-    farthest = config.pop("farthest", None)  # earlier versions lack it
+    farthest = config.pop("farthest", None)  # earlier versions lack it, and an encoder
+    encoder = config.pop("encoder", None)
     known_names = {"features", "heads", "threshold", "pair", "calibration", "training"}
     if set(config) != known_names:
         raise ValueError(f"must name {sorted(known_names)}, not {sorted(config)}")
@@ -316,13 +263,16 @@ def _scorer_values(files: RouterFiles) -> dict[str, Any]:
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
         raise ValueError(f"threshold={threshold!r} is not a number")
     calibration = config["calibration"]
-    packed = files.arrays.get("known_features")
-    values = _array_values({k: v for k, v in files.arrays.items() if k != "known_features"})
+    arrays = dict(files.arrays)
+    packed = arrays.pop("known_features", None)
+    stage = None if encoder is None else take_stage(encoder, arrays)
+    values = _array_values(arrays)
     features = record_from(FeatureConfig, config["features"])
     if len(values["bias"]) != len(heads):
         raise ValueError(f"{len(values['bias'])} heads in the weights, named are {heads}")
     return {
         **values,
+        "encoder": stage,
         "features": features,
         "familiarity": _familiarity(packed, farthest, features),
         "threshold": float(threshold),

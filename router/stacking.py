@@ -19,8 +19,8 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 
 from outrider.router.answer_features import answer_features, answer_inputs
+from outrider.router.estimates import LinearStage, bounded_logit
 from outrider.router.features import FloatRows
-from outrider.router.scorer import LinearStage, bounded_logit
 
 _Ints = NDArray[np.intp]
 # A csr_matrix or Floats; scipy comes without types.

@@ -4,8 +4,9 @@ import numpy as np
 
 from outrider.router.calibration import StageRows
 from outrider.router.dataset import LabelledPrompts
+from outrider.router.estimates import QualityEstimate
 from outrider.router.features import FloatRows
-from outrider.router.scorer import QualityEstimate, RouterScorer
+from outrider.router.scorer import RouterScorer
 
 
 def stage_rows(
@@ -18,10 +19,11 @@ def stage_rows(
     the large model is never wrong. Raises ValueError for `hold_back_tokens` below 1.
     """
     text = [scorer.estimate(prompt) for prompt in data.prompts]
-    hidden = [None] * len(text) if data.hidden is None else list(data.hidden)
+    unknown = [None] * len(text)
+    hidden = unknown if data.hidden is None else list(data.hidden)
+    embeddings = unknown if data.embeddings is None else list(data.embeddings.rows)
     prompt = [
-        scorer.estimate_prompt(estimate, state)
-        for estimate, state in zip(text, hidden, strict=True)
+        scorer.estimate_prompt(*known) for known in zip(text, hidden, embeddings, strict=True)
     ]
     answer = None
     if scorer.answer is not None and data.logprobs is not None:

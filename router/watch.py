@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from outrider.router.calibration import ALWAYS_LARGE
-from outrider.router.scorer import QualityEstimate
+from outrider.router.encoder.bert import Floats32
+from outrider.router.encoder.embedder import PendingEmbedding, without_embedding
+from outrider.router.estimates import QualityEstimate
 
 Action = Literal["hold", "commit", "escalate"]
 
@@ -76,9 +78,12 @@ class Stages(Protocol):
     """The stages of a trained router that a watch uses: `RouterScorer` implements them."""
 
     def estimate_prompt(
-        self, text_estimate: QualityEstimate, hidden_state: Sequence[float] | None
+        self,
+        text_estimate: QualityEstimate,
+        hidden_state: Sequence[float] | None,
+        embedding: Floats32 | None = None,
     ) -> QualityEstimate:
-        """Refine the estimate by the prompt's hidden state; without one, return it unchanged."""
+        """Refine the estimate by what is known of the prompt; without it, return it unchanged."""
 
     def estimate_answer(
         self, prompt_estimate: QualityEstimate, logprobs: Sequence[float], *, is_whole: bool
@@ -97,10 +102,13 @@ class UntrainedAnswers:
     stages: Stages
 
     def estimate_prompt(
-        self, text_estimate: QualityEstimate, hidden_state: Sequence[float] | None
+        self,
+        text_estimate: QualityEstimate,
+        hidden_state: Sequence[float] | None,
+        embedding: Floats32 | None = None,
     ) -> QualityEstimate:
         """The router's own."""
-        return self.stages.estimate_prompt(text_estimate, hidden_state)
+        return self.stages.estimate_prompt(text_estimate, hidden_state, embedding)
 
     def estimate_answer(
         self, prompt_estimate: QualityEstimate, logprobs: Sequence[float], *, is_whole: bool
@@ -146,18 +154,24 @@ class WatchedAnswer:
         rules: WatchRules,
         text_estimate: QualityEstimate,
         on_verdict: OnVerdict | None = None,
+        embedding: PendingEmbedding | None = None,
     ) -> None:
+        """`embedding`: the prompt's; what is not there when it is needed is done without."""
         self._stages = stages
         self._rules = rules
-        self._estimate = text_estimate
+        self._text_estimate = self._estimate = text_estimate
         self._on_verdict = on_verdict
+        self._embedding: PendingEmbedding | None = embedding or without_embedding()
+        self._hidden_state: Sequence[float] | None = None
         self._logprobs: list[float] = []
         self._next_check = 1
         self._verdict: Judgement | None = None
 
     def on_prompt(self, hidden_state: Sequence[float] | None) -> Judgement:
         """Decide where the prompt alone leaves no doubt, or where nothing more will be known."""
-        self._estimate = self._stages.estimate_prompt(self._estimate, hidden_state)
+        self._hidden_state = hidden_state
+        if not self._has_read_prompt():
+            return _held(self._estimate.quality)
         if self._rules.last_stage == "prompt":
             return self._decide(self._estimate.quality, "from the prompt")
         return self._unless_sure(self._estimate.quality, "from the prompt")
@@ -168,6 +182,7 @@ class WatchedAnswer:
         num_tokens = len(self._logprobs)
         if self._verdict is not None:
             return self._on_committed(self._verdict, num_tokens)
+        self._has_read_prompt()
         after = f"after {_tokens(num_tokens)}"
         if self._rules.last_stage == "prompt":  # and the prompt's score is missing
             return self._decide(self._estimate.quality, after)
@@ -189,8 +204,22 @@ class WatchedAnswer:
         after = f"all {_tokens(len(self._logprobs))} read"
         return self._verdict or self._decide(self._quality(is_whole=True), after)
 
+    def _has_read_prompt(self) -> bool:
+        """Estimate with the prompt's embedding once it is there; return whether that was done."""
+        if self._embedding is None:
+            return True
+        is_there = self._embedding.done()
+        embedding = self._embedding.result() if is_there else None
+        self._estimate = self._stages.estimate_prompt(
+            self._text_estimate, self._hidden_state, embedding
+        )
+        if is_there:
+            self._embedding = None
+        return is_there
+
     def _quality(self, *, is_whole: bool = False) -> float:
         """Return the quality by the last stage that has an input."""
+        self._has_read_prompt()
         if not self._logprobs or self._rules.last_stage == "prompt":
             return self._estimate.quality
         return self._stages.estimate_answer(

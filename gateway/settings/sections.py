@@ -159,6 +159,9 @@ class ModelSettings(Section):
     """Branch, tag or full commit hash of a drafter on the hub; unset: main."""
     router: Path | None = None
     """Folder of a trained router. A router fits one pair of models."""
+    encoder: str | None = None
+    """Folder or package of the router's sentence encoder, if it is not where the router was
+    trained."""
     quantize: Annotated[str, AfterValidator(_known_schemes)] = ""
     """Round weights when they are loaded: int8 or int4 for both tiers, large=int8 for one. Takes
     half or nearly a quarter of bfloat16's memory, and less time on CPUs. Weights that a checkpoint

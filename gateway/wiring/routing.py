@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from outrider.engine.errors import EngineError
@@ -11,6 +12,7 @@ from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.settings.routing import PriceSettings, RoutingSettings, TierPriceSettings
 from outrider.gateway.settings.tree import Settings
 from outrider.router.costs import TokenPrices, TypicalRequest
+from outrider.router.encoder.bert import EncoderError
 from outrider.router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
 from outrider.router.policy import RoutePolicy, WatchOptions, pair_complaint
 from outrider.router.scorer import RouterFileError
@@ -43,7 +45,7 @@ def build_routing(
     )
     prices = _prices(options.prices)
     typical = TypicalRequest()
-    wanted = _wanted(options, watch, prices)
+    wanted = replace(_wanted(options, watch, prices), encoder=settings.models.encoder)
     path = settings.models.resolved_router()
     has_choice = has_small_server or (has_upstream_strong and "small" in models)
     tiers: tuple[Tier, ...] = TIERS if has_choice else tuple(models) or ("large",)
@@ -51,7 +53,7 @@ def build_routing(
         loaded = load_router(path, tiers, wanted, typical)
     except RoutingTargetError as error:
         raise EngineError(f"{path}: {error}") from error
-    except (RouterFileError, OSError) as error:
+    except (RouterFileError, EncoderError, OSError) as error:
         raise EngineError(f"the router cannot be loaded: {error}") from error
     parts = RoutingParts(
         prices=prices,

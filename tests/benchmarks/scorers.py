@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from outrider.router.answer_features import num_answer_inputs
+from outrider.router.estimates import LinearStage
 from outrider.router.features import FeatureConfig
-from outrider.router.scorer import LinearStage, RouterScorer
+from outrider.router.scorer import RouterScorer
 
 SIZES = FeatureConfig(num_char_features=16, num_word_features=16)
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from outrider.router.calibration import ALWAYS_LARGE, Calibration, OperatingPoint, Stage
+from outrider.router.encoder.bert import Floats32
+from outrider.router.estimates import LinearStage, QualityEstimate
 from outrider.router.features import FeatureConfig
-from outrider.router.scorer import LinearStage, QualityEstimate, RouterScorer
+from outrider.router.scorer import RouterScorer
 
 SMALL = FeatureConfig(num_char_features=64, num_word_features=64)
 
@@ -66,9 +68,14 @@ class ScriptedStages:
     asked: list[tuple[int, bool]] = field(default_factory=list)
 
     def estimate_prompt(
-        self, text_estimate: QualityEstimate, hidden_state: Sequence[float] | None
+        self,
+        text_estimate: QualityEstimate,
+        hidden_state: Sequence[float] | None,
+        embedding: Floats32 | None = None,
     ) -> QualityEstimate:
         del text_estimate
+        if embedding is not None:
+            return QualityEstimate(small=float(embedding[0]))
         return QualityEstimate(small=self.prompt if hidden_state else 0.5)
 
     def estimate_answer(

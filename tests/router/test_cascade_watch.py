@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.router.scorer import QualityEstimate
+from outrider.router.estimates import QualityEstimate
 from outrider.router.watch import Judgement, UntrainedAnswers, WatchedAnswer, WatchRules
 from tests.router.routers import ScriptedStages
 

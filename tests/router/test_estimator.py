@@ -11,11 +11,11 @@ from sklearn.pipeline import Pipeline
 from outrider.router.answer_features import answer_features, answer_inputs
 from outrider.router.calibration import CalibrationTarget
 from outrider.router.dataset import LabelledPrompts, RouterDataError
+from outrider.router.estimates import QualityEstimate
 from outrider.router.estimator import PromptFeatures, TrainConfig, TrainedRouter
 from outrider.router.estimator import train_router as train
 from outrider.router.evaluation import apgr
 from outrider.router.features import FeatureConfig, prompt_features
-from outrider.router.scorer import QualityEstimate
 from outrider.router.stacking import assign_folds, calibrated
 from outrider.router.stages import stage_rows
 from tests.router.conftest import QUICK, labelled_answers

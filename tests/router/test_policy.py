@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from outrider.router.calibration import ALWAYS_LARGE
 from outrider.router.costs import TypicalRequest
 from outrider.router.dial import Dial, Setting
+from outrider.router.estimates import LinearStage
 from outrider.router.estimator import TrainedRouter
 from outrider.router.loading import RoutingOptions, load_router
 from outrider.router.policy import (
@@ -23,7 +24,7 @@ from outrider.router.policy import (
     own_setting,
     pair_complaint,
 )
-from outrider.router.scorer import LinearStage, RouterFileError, RouterScorer
+from outrider.router.scorer import RouterFileError, RouterScorer
 from outrider.verifier.params import TIERS, Tier
 from tests.router.routers import scorer_that_says, table
 

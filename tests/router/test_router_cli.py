@@ -13,6 +13,7 @@ from outrider.gateway.settings import extras
 from outrider.gateway.tools.learning.routers.commands import app
 from outrider.router.scorer import RouterScorer
 from tests.router.conftest import labelled_sums, write_jsonl
+from tests.router.encoder.encoders import write_encoder
 
 runner = CliRunner()
 HEADER = "prompt,weak_correct,strong_correct\n"
@@ -350,3 +351,26 @@ def test_every_command_shows_examples(command: str) -> None:
     output = succeed(command, "--help").output
     assert "Examples" in output
     assert f"outrider router {command}" in output
+
+
+@pytest.mark.slow
+def test_a_router_with_a_sentence_encoder_is_trained_and_judged(tmp_path: Path) -> None:
+    encoder = write_encoder(tmp_path / "encoder")
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "prompt": f"{'dog' if is_easy else 'cat'} {'cat' if is_easy else 'dog'} {number}",
+            "weak_correct": int(is_easy),
+            "strong_correct": 1,
+        }
+        for number, is_easy in enumerate((rng.random(160) < 0.5).tolist())
+    ]
+    data = tmp_path / "labels.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    out = tmp_path / "router"
+    report = as_json("train", "--data", data, "--out", out, "--encoder", encoder)
+    assert {"text", "neighbours", "text_and_neighbours"} <= set(report["training"]["held_out"])
+
+    missing = run("train", "--data", data, "--out", out, "--encoder", "no-such-encoder")
+    assert missing.exit_code == 2
+    assert "neither a folder nor an installed package" in missing.output

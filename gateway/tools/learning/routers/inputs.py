@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,8 @@ from outrider.gateway.tools.commands.user_errors import user_errors
 from outrider.router.calibration import CalibrationError, CalibrationTarget, Prices, StageRows
 from outrider.router.costs import TokenPrices
 from outrider.router.dataset import LabelledPrompts, RouterDataError, read_labelled_prompts
+from outrider.router.encoder.bert import EncoderError
+from outrider.router.encoder.sentence import SentenceEncoder, encoder_for
 from outrider.router.evaluation import NoGapError, RouterReport, evaluate
 from outrider.router.scorer import RouterFileError, RouterScorer
 from outrider.router.stages import stage_rows
@@ -37,6 +39,11 @@ Strict = Annotated[
 ]
 HoldBackOption = Annotated[
     int, typer.Option(min=1, help="Tokens of an answer that are judged, as with streaming.")
+]
+
+EncoderOption = Annotated[
+    str | None,
+    typer.Option(help="Where the router's sentence encoder is, if not where it was trained."),
 ]
 
 
@@ -125,6 +132,7 @@ class JudgeFlags:
     whole_answers: Annotated[
         bool, typer.Option("--whole-answers", help="Judge whole answers, as without streaming.")
     ] = False
+    encoder: EncoderOption = None
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples.")] = 1000
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0
 
@@ -152,6 +160,7 @@ def router_errors() -> AbstractContextManager[None]:
         usage=(
             RouterDataError,
             RouterFileError,
+            EncoderError,
             NoGapError,
             CalibrationError,
             SettingsError,
@@ -237,6 +246,7 @@ def judge(router: Path, data_path: Path, how: JudgeFlags) -> RouterEvaluation:
     """Read, estimate, evaluate; notes go to the terminal. Raises the errors of `router_errors`."""
     data = read_both_tiers(data_path)
     scorer = RouterScorer.load(router)
+    data = with_embeddings(scorer, data, how.encoder)
     num_known, notes = wary_notes(scorer, data, strict=how.strict)
     rows = estimate_rows(scorer, data, None if how.whole_answers else how.hold_back_tokens)
     chosen = None if scorer.calibration is None else scorer.calibration.chosen
@@ -260,6 +270,22 @@ def judge(router: Path, data_path: Path, how: JudgeFlags) -> RouterEvaluation:
         num_known=num_known,
         notes=tuple(notes),
     )
+
+
+def with_embeddings(
+    scorer: RouterScorer, data: LabelledPrompts, source: str | None
+) -> LabelledPrompts:
+    """Return the data as the router's encoder sees them too; raises EncoderError."""
+    if scorer.encoder is None:
+        return data
+    return embedded(data, encoder_for(scorer.encoder.config.id, source))
+
+
+def embedded(data: LabelledPrompts, encoder: SentenceEncoder) -> LabelledPrompts:
+    """Return the data with the prompts' embeddings."""
+    console = make_console(stderr=True)
+    with console.status(f"embedding {len(data.prompts):,} prompts"):
+        return replace(data, embeddings=encoder.embed_all(data.prompts))
 
 
 def estimate_rows(

@@ -1,0 +1,1 @@
+"""A sentence encoder beside the small model's prefill, and what labelled neighbours say."""
