@@ -183,6 +183,11 @@ JOBS = (
         quick=("--quick",),
     ),
     Job(
+        script="bench_features",
+        arguments=(),
+        quick=("--quick",),
+    ),
+    Job(
         script="bench_drafters",
         arguments=("--steps", "199", "--prompts", "2200", "--held-out", "120"),
         quick=("--steps", "10", "--prompts", "100", "--held-out", "20"),

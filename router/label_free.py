@@ -29,8 +29,8 @@ from typing import Final
 import numpy as np
 
 from outrider.router.calibration import ALWAYS_LARGE
-from outrider.router.encoder.bert import Floats32
 from outrider.router.estimates import QualityEstimate
+from outrider.router.features import FloatRows
 from outrider.router.policy import (
     NO_CONSTRAINTS,
     Route,
@@ -151,9 +151,9 @@ class _TokenQuantile:
         self,
         text_estimate: QualityEstimate,
         hidden_state: Sequence[float] | None,
-        embedding: Floats32 | None = None,
+        shares: FloatRows | None = None,
     ) -> QualityEstimate:
-        del hidden_state, embedding
+        del hidden_state, shares
         return text_estimate
 
     def estimate_answer(

@@ -10,7 +10,7 @@ from typing import Final
 from outrider.router.calibration import ALWAYS_LARGE
 from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.dial import Dial, Setting
-from outrider.router.encoder.embedder import Embedder
+from outrider.router.encoder.reader import PromptReader
 from outrider.router.encoder.sentence import encoder_for
 from outrider.router.guard import Autopilot, GuardOutcome, RouteGuard
 from outrider.router.label_free import AGREEMENT, EXPLORE_SHARE, AgreementModel, LabelFreePolicy
@@ -114,7 +114,7 @@ def load_router(
         current_setting=current,
         dial=dial,
         watch=options.watch,
-        embedder=_embedder(scorer, options),
+        reader=_reader(scorer, options),
         on_verdict=partial(_report_to, guard),
         otherwise=_abstaining(options) if options.abstains and scorer.familiarity else None,
     )
@@ -124,13 +124,14 @@ def load_router(
     return LoadedRouter(policy=policy, summary=summary, guard=guard, pair=scorer.pair)
 
 
-def _embedder(scorer: RouterScorer, options: RoutingOptions) -> Embedder | None:
+def _reader(scorer: RouterScorer, options: RoutingOptions) -> PromptReader | None:
     """Return None for a router without an encoder; raises EncoderError."""
     if scorer.encoder is None:
         if options.encoder is not None:
             logger.warning("models.encoder has no effect reason=the router uses no encoder")
         return None
-    return Embedder(encoder_for(scorer.encoder.config.id, options.encoder))
+    stage = scorer.encoder
+    return PromptReader(encoder_for(stage.config.id, options.encoder), stage.neighbours)
 
 
 def _report_to(guard: RouteGuard, verdict: WatchVerdict) -> None:

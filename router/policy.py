@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from outrider.router.calibration import ALWAYS_LARGE, Stage
 from outrider.router.dial import Dial, ScoreBand, Setting
-from outrider.router.encoder.embedder import Embedder, PendingEmbedding, once
+from outrider.router.encoder.reader import PendingShares, PromptReader, once
 from outrider.router.estimates import QualityEstimate
 from outrider.router.scorer import RouterScorer
 from outrider.router.watch import Stages, UntrainedAnswers, WatchedAnswer, WatchPlan, WatchRules
@@ -123,7 +123,7 @@ class TrainedPolicy:
     dial: Dial | None = None
     """The router's calibration; None for a router that has labels only."""
     watch: WatchOptions = field(default_factory=WatchOptions)
-    embedder: Embedder | None = None
+    reader: PromptReader | None = None
     """Of the router's encoder stage; None for a router without one."""
     on_verdict: Callable[[WatchVerdict], None] | None = None
     """Called with the watch's verdict on answers of requests without constraints of their own."""
@@ -141,8 +141,8 @@ class TrainedPolicy:
         setting = self._effective(constraints)
         quality = estimate.quality
         if setting.band is not None:
-            embedding = once(self.embedder, text)
-            return self._route_by_band(estimate, setting, setting.band, constraints, embedding)
+            shares = once(self.reader, text)
+            return self._route_by_band(estimate, setting, setting.band, constraints, shares)
         sign, verdict = (
             (">=", "likely right") if quality >= setting.threshold else ("<", "too weak")
         )
@@ -196,7 +196,7 @@ class TrainedPolicy:
         setting: Setting,
         band: ScoreBand,
         constraints: RouteConstraints,
-        embedding: Callable[[], PendingEmbedding],
+        shares: Callable[[], PendingShares],
     ) -> Route:
         quality = estimate.quality
         low, high = band
@@ -210,7 +210,7 @@ class TrainedPolicy:
         else:
             bound = f" < {high:.2f}" if high <= 1.0 else f" >= {low:.2f}"
             what, figures = "small model begins under watch", f"({quality:.2f}{bound})"
-            plan = self._plan(estimate, setting, band, constraints, embedding)
+            plan = self._plan(estimate, setting, band, constraints, shares)
         return Route(
             tier=tier,
             reason=_reason(what, figures, tier, constraints),
@@ -233,7 +233,7 @@ class TrainedPolicy:
         setting: Setting,
         band: ScoreBand,
         constraints: RouteConstraints,
-        embedding: Callable[[], PendingEmbedding],
+        shares: Callable[[], PendingShares],
     ) -> WatchPlan:
         options = self.watch
         is_whole = constraints.is_whole and options.judge_whole
@@ -258,7 +258,7 @@ class TrainedPolicy:
                 )
 
         return WatchPlan(
-            new_watch=lambda: WatchedAnswer(stages, rules, estimate, on_verdict, embedding()),
+            new_watch=lambda: WatchedAnswer(stages, rules, estimate, on_verdict, shares()),
             hold_back_s=None if is_whole else constraints.hold_back_s or options.hold_back_s,
             hold_back_tokens=rules.hold_back_tokens,
             mid_stream=options.mid_stream,

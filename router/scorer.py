@@ -25,7 +25,6 @@ from outrider.router.answer_features import (
     num_answer_inputs,
 )
 from outrider.router.calibration import ALWAYS_LARGE, Calibration
-from outrider.router.encoder.bert import Floats32
 from outrider.router.encoder.stage import EncoderStage, stage_arrays, take_stage
 from outrider.router.estimates import LinearStage, QualityEstimate, estimate_of
 from outrider.router.familiarity import Familiarity, num_ngrams
@@ -143,15 +142,15 @@ class RouterScorer:
         self,
         text_estimate: QualityEstimate,
         hidden_state: Sequence[float] | FloatRows | None,
-        embedding: Floats32 | None = None,
+        shares: FloatRows | None = None,
     ) -> QualityEstimate:
-        """Estimate with the prompt's embedding and the hidden state of its last token.
+        """Estimate with the word of the prompt's neighbours and its last token's hidden state.
 
         A part that is not known, does not fit or has no stage changes nothing.
         """
         estimate = text_estimate
-        if self.encoder is not None and _fits(embedding, self.encoder.dimension):
-            estimate = self.encoder.estimate(estimate, np.asarray(embedding))
+        if self.encoder is not None and shares is not None and len(shares) == len(self.bias):
+            estimate = self.encoder.estimate(estimate, shares)
         if self.probe is None or not _fits(hidden_state, self.hidden_size):
             return estimate
         return self.probe.estimate(np.concatenate((estimate.logits, np.asarray(hidden_state))))

@@ -1,5 +1,7 @@
 """Estimates of every stage of a router for labelled prompts: for evaluation and calibration."""
 
+from typing import Any
+
 import numpy as np
 
 from outrider.router.calibration import StageRows
@@ -19,12 +21,12 @@ def stage_rows(
     the large model is never wrong. Raises ValueError for `hold_back_tokens` below 1.
     """
     text = [scorer.estimate(prompt) for prompt in data.prompts]
-    unknown = [None] * len(text)
+    unknown: list[Any] = [None] * len(text)
     hidden = unknown if data.hidden is None else list(data.hidden)
-    embeddings = unknown if data.embeddings is None else list(data.embeddings.rows)
-    prompt = [
-        scorer.estimate_prompt(*known) for known in zip(text, hidden, embeddings, strict=True)
-    ]
+    shares: list[FloatRows | None] = unknown
+    if scorer.encoder is not None and data.embeddings is not None:
+        shares = list(scorer.encoder.neighbours.shares(data.embeddings.rows))
+    prompt = [scorer.estimate_prompt(*known) for known in zip(text, hidden, shares, strict=True)]
     answer = None
     if scorer.answer is not None and data.logprobs is not None:
         seen = [seen_logprobs(logprobs, hold_back_tokens) for logprobs in data.logprobs]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from outrider.router.calibration import ALWAYS_LARGE
-from outrider.router.encoder.bert import Floats32
-from outrider.router.encoder.embedder import PendingEmbedding, without_embedding
+from outrider.router.encoder.reader import PendingShares, without_shares
 from outrider.router.estimates import QualityEstimate
+from outrider.router.features import FloatRows
 
 Action = Literal["hold", "commit", "escalate"]
 
@@ -81,7 +81,7 @@ class Stages(Protocol):
         self,
         text_estimate: QualityEstimate,
         hidden_state: Sequence[float] | None,
-        embedding: Floats32 | None = None,
+        shares: FloatRows | None = None,
     ) -> QualityEstimate:
         """Refine the estimate by what is known of the prompt; without it, return it unchanged."""
 
@@ -105,10 +105,10 @@ class UntrainedAnswers:
         self,
         text_estimate: QualityEstimate,
         hidden_state: Sequence[float] | None,
-        embedding: Floats32 | None = None,
+        shares: FloatRows | None = None,
     ) -> QualityEstimate:
         """The router's own."""
-        return self.stages.estimate_prompt(text_estimate, hidden_state, embedding)
+        return self.stages.estimate_prompt(text_estimate, hidden_state, shares)
 
     def estimate_answer(
         self, prompt_estimate: QualityEstimate, logprobs: Sequence[float], *, is_whole: bool
@@ -154,14 +154,14 @@ class WatchedAnswer:
         rules: WatchRules,
         text_estimate: QualityEstimate,
         on_verdict: OnVerdict | None = None,
-        embedding: PendingEmbedding | None = None,
+        shares: PendingShares | None = None,
     ) -> None:
-        """`embedding`: the prompt's; what is not there when it is needed is done without."""
+        """`shares`: what is not there when it is needed is done without."""
         self._stages = stages
         self._rules = rules
         self._text_estimate = self._estimate = text_estimate
         self._on_verdict = on_verdict
-        self._embedding: PendingEmbedding | None = embedding or without_embedding()
+        self._shares: PendingShares | None = shares or without_shares()
         self._hidden_state: Sequence[float] | None = None
         self._logprobs: list[float] = []
         self._next_check = 1
@@ -205,16 +205,16 @@ class WatchedAnswer:
         return self._verdict or self._decide(self._quality(is_whole=True), after)
 
     def _has_read_prompt(self) -> bool:
-        """Estimate with the prompt's embedding once it is there; return whether that was done."""
-        if self._embedding is None:
+        """Estimate with the neighbours' word once it is there; return whether that was done."""
+        if self._shares is None:
             return True
-        is_there = self._embedding.done()
-        embedding = self._embedding.result() if is_there else None
+        is_there = self._shares.done()
+        shares = self._shares.result() if is_there else None
         self._estimate = self._stages.estimate_prompt(
-            self._text_estimate, self._hidden_state, embedding
+            self._text_estimate, self._hidden_state, shares
         )
         if is_there:
-            self._embedding = None
+            self._shares = None
         return is_there
 
     def _quality(self, *, is_whole: bool = False) -> float:

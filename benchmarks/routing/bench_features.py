@@ -17,6 +17,7 @@ APGR. `resampled`: the mean over the five parts, with the mean of their interval
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -277,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train, judge, write the results and the plot."""
     parser = argument_parser(__doc__)
     parser.add_argument("--encoder", help="folder or package; default: no encoder")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="holds routing/*.csv")
+    parser.add_argument("--data", type=Path, help="holds routing/*.csv; default: $OUTRIDER_DATA")
     parser.add_argument("--num-train", type=int, default=3000, help="tasks of the demo pair")
     parser.add_argument("--num-test", type=int, default=1000, help="tasks of the demo pair")
     parser.add_argument("--parts", type=int, default=5, help="of gold and dev together")
@@ -288,6 +289,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.quick:
         arguments.num_train, arguments.num_test, arguments.parts = 400, 96, 1
         arguments.resamples = 50
+    arguments.data = arguments.data or Path(os.environ.get("OUTRIDER_DATA", "data"))
     prepare(arguments)
     encoder = None if arguments.encoder is None else SentenceEncoder.load(arguments.encoder)
     results: dict[str, Any] = {

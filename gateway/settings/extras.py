@@ -14,7 +14,7 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "tokenize": ("tokenizers", "jinja2", "huggingface_hub"),
         "transformers": ("tokenizers", "transformers"),
         "engine": ("torch", "transformers", "tokenizers", "llguidance"),
-        "encoder": ("tokenizers",),
+        "encoder": ("tokenizers", "threadpoolctl"),
         "router": ("sklearn", "scipy", "threadpoolctl"),
         "experiments": ("scipy",),
         "train": ("torch", "transformers", "tqdm"),

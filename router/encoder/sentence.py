@@ -76,12 +76,15 @@ class SentenceEncoder:
     def load(cls, source: str, depth: int | None = None) -> Self:
         """Read an encoder and its first `depth` layers, as `read_bert`. Raises EncoderError."""
         try:
+            from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
             from tokenizers import Tokenizer
-        except ImportError:
+        except ImportError as error:
             raise EncoderError(
-                f"the sentence encoder {source} needs what is not installed here (tokenizers): "
+                f"the sentence encoder {source} needs what is not installed here ({error.name}): "
                 'pip install "outrider[encoder]"'
             ) from None
+        # The other cores are the engine's: it reads the same prompt meanwhile.
+        threadpool_limits(limits=1, user_api="blas")
         folder = _folder(source)
         bert = read_bert(folder, depth)
         path = folder / "tokenizer.json"

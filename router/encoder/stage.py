@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.router.encoder.bert import Floats32
 from outrider.router.encoder.neighbours import Neighbours
 from outrider.router.encoder.sentence import EncoderId
 from outrider.router.estimates import QualityEstimate
@@ -29,7 +28,7 @@ class EncoderConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncoderStage:
-    """What a sentence encoder's embedding of a prompt adds to its text."""
+    """What the neighbours of a prompt add to its text."""
 
     config: EncoderConfig
     neighbours: Neighbours
@@ -54,10 +53,10 @@ class EncoderStage:
         """The number of tiers that it was labelled for."""
         return len(self.neighbours.means)
 
-    def estimate(self, text_estimate: QualityEstimate, embedding: Floats32) -> QualityEstimate:
-        """Refine the text's estimate by the prompt's embedding, [dimension]."""
+    def estimate(self, text_estimate: QualityEstimate, shares: FloatRows) -> QualityEstimate:
+        """Refine the text's estimate by what the prompt's neighbours say, [num_heads]."""
         text = np.array(text_estimate.heads)
-        small, *large = mixed(text, self.neighbours.shares(embedding[None])[0], self.config.share)
+        small, *large = mixed(text, shares, self.config.share)
         return QualityEstimate(small=float(small), large=float(large[0]) if large else None)
 
 

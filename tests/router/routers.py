@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from outrider.router.calibration import ALWAYS_LARGE, Calibration, OperatingPoint, Stage
-from outrider.router.encoder.bert import Floats32
 from outrider.router.estimates import LinearStage, QualityEstimate
-from outrider.router.features import FeatureConfig
+from outrider.router.features import FeatureConfig, FloatRows
 from outrider.router.scorer import RouterScorer
 
 SMALL = FeatureConfig(num_char_features=64, num_word_features=64)
@@ -71,11 +70,11 @@ class ScriptedStages:
         self,
         text_estimate: QualityEstimate,
         hidden_state: Sequence[float] | None,
-        embedding: Floats32 | None = None,
+        shares: FloatRows | None = None,
     ) -> QualityEstimate:
         del text_estimate
-        if embedding is not None:
-            return QualityEstimate(small=float(embedding[0]))
+        if shares is not None:
+            return QualityEstimate(small=float(shares[0]))
         return QualityEstimate(small=self.prompt if hidden_state else 0.5)
 
     def estimate_answer(

@@ -13,12 +13,13 @@ from outrider.router.costs import TypicalRequest
 from outrider.router.dataset import LabelledPrompts
 from outrider.router.encoder import neighbours as neighbours_module
 from outrider.router.encoder.bert import EncoderError, Floats32
-from outrider.router.encoder.embedder import Embedder, once
 from outrider.router.encoder.neighbours import Neighbours
+from outrider.router.encoder.reader import PromptReader, once
 from outrider.router.encoder.sentence import SentenceEncoder
 from outrider.router.estimates import QualityEstimate
 from outrider.router.estimator import TrainedRouter, train_router
 from outrider.router.evaluation import apgr
+from outrider.router.features import FloatRows
 from outrider.router.files import RouterFileError, RouterFiles, read_files, write_files
 from outrider.router.loading import RoutingOptions, load_router
 from outrider.router.policy import WatchOptions
@@ -75,9 +76,9 @@ def test_embeddings_that_tell_nothing_are_left_out() -> None:
     assert "text_and_neighbours" in trained.scorer.training["held_out"]
 
 
-def test_a_prompt_without_its_embedding_is_judged_by_its_text(trained: TrainedRouter) -> None:
+def test_a_prompt_without_its_neighbours_is_judged_by_its_text(trained: TrainedRouter) -> None:
     text = trained.scorer.estimate("question number 3")
-    for unfit in (None, np.zeros(11, np.float32), np.full(12, np.nan, np.float32)):
+    for unfit in (None, np.zeros(1), np.zeros(12)):
         assert trained.scorer.estimate_prompt(text, None, unfit) == text
 
 
@@ -140,55 +141,62 @@ def test_a_router_of_the_version_before_is_read_and_an_older_one_named(
         RouterScorer.load(tmp_path / "one")
 
 
-def watched(embedding: Future[Floats32 | None], **rules: object) -> WatchedAnswer:
+def watched(shares: Future[FloatRows | None], **rules: object) -> WatchedAnswer:
     values = {"threshold": 0.5, "sure": (0.2, 0.9), "last_stage": "prompt", **rules}
     stages = ScriptedStages(prompt=0.4, answers={1: 0.5})
-    return WatchedAnswer(stages, WatchRules(**values), QualityEstimate(small=0.6), None, embedding)
+    return WatchedAnswer(stages, WatchRules(**values), QualityEstimate(small=0.6), None, shares)
 
 
-def test_the_watch_waits_for_an_embedding_until_tokens_come() -> None:
-    there: Future[Floats32 | None] = Future()
-    there.set_result(np.array([0.7], np.float32))
+def test_the_watch_waits_for_the_neighbours_until_tokens_come() -> None:
+    there: Future[FloatRows | None] = Future()
+    there.set_result(np.array([0.7]))
     assert watched(there).on_prompt([0.1]).action == "commit"
 
-    late: Future[Floats32 | None] = Future()
+    late: Future[FloatRows | None] = Future()
     watch = watched(late)
     assert watch.on_prompt([0.1]).action == "hold"
-    late.set_result(np.array([0.7], np.float32))
+    late.set_result(np.array([0.7]))
     judgement = watch.on_tokens([-0.1])
     assert (judgement.action, judgement.confidence) == ("commit", pytest.approx(0.7))
 
-    never: Future[Floats32 | None] = Future()
+    never: Future[FloatRows | None] = Future()
     watch = watched(never)
     assert watch.on_prompt([0.1]).action == "hold"
     judgement = watch.on_tokens([-0.1])
     assert (judgement.action, judgement.confidence) == ("escalate", pytest.approx(0.4))
 
 
-def test_an_embedding_that_comes_at_the_answers_end_still_counts() -> None:
-    late: Future[Floats32 | None] = Future()
+def test_neighbours_that_come_at_the_answers_end_still_count() -> None:
+    late: Future[FloatRows | None] = Future()
     watch = watched(late)
     watch.on_prompt([0.1])
-    late.set_result(np.array([0.8], np.float32))
+    late.set_result(np.array([0.8]))
     assert watch.on_end().confidence == pytest.approx(0.8)
 
 
-def test_a_prompt_is_embedded_once_for_all_choices_and_only_if_one_is_watched(
+def small_reader(folder: Path) -> tuple[SentenceEncoder, Neighbours]:
+    """A tiny encoder, and two labelled texts."""
+    encoder = SentenceEncoder.load(str(write_encoder(folder)))
+    rows = encoder.embed_all(["what is the sum", "a dog"]).rows
+    return encoder, Neighbours.of(rows, [np.array([0.0, 1.0])], seed=0)
+
+
+def test_a_prompt_is_read_once_for_all_choices_and_only_if_one_is_watched(
     tmp_path: Path,
 ) -> None:
-    encoder = SentenceEncoder.load(str(write_encoder(tmp_path)))
+    encoder, known = small_reader(tmp_path)
     texts: list[str] = []
 
-    class Counted(Embedder):
-        def submit(self, text: str) -> Future[Floats32 | None]:
+    class Counted(PromptReader):
+        def submit(self, text: str) -> Future[FloatRows | None]:
             texts.append(text)
             return super().submit(text)
 
-    pending = once(Counted(encoder), "what is the sum")
+    pending = once(Counted(encoder, known), "what is the sum")
     assert texts == []
     first, second = pending(), pending()
     assert first is second
-    expected = encoder.embed("what is the sum")
+    expected = known.shares(encoder.embed("what is the sum")[None])[0]
     found = first.result(timeout=30)
     assert found is not None
     assert found.tolist() == expected.tolist()
@@ -197,13 +205,12 @@ def test_a_prompt_is_embedded_once_for_all_choices_and_only_if_one_is_watched(
 
 
 def test_prompts_behind_many_others_do_without(tmp_path: Path) -> None:
-    encoder = SentenceEncoder.load(str(write_encoder(tmp_path)))
-    embedder = Embedder(encoder)
-    pending = [embedder.submit("dog " * 128) for _ in range(200)]
+    reader = PromptReader(*small_reader(tmp_path))
+    pending = [reader.submit("dog " * 128) for _ in range(200)]
     found = [one.result(timeout=30) for one in pending]
     assert found[0] is not None
     assert any(one is None for one in found)
-    assert embedder.submit("dog").result(timeout=30) is not None
+    assert reader.submit("dog").result(timeout=30) is not None
 
 
 def test_a_loaded_router_embeds_what_it_watches(trained: TrainedRouter, tmp_path: Path) -> None:
@@ -221,9 +228,9 @@ def test_a_loaded_router_embeds_what_it_watches(trained: TrainedRouter, tmp_path
     while (judgement := watch.on_prompt(None)).action == "hold":
         time.sleep(0.001)
     scorer = trained.scorer
-    embedding = encoder.embed("what is the sum of a dog")
+    shares = stage.neighbours.shares(encoder.embed("what is the sum of a dog")[None])[0]
     text = scorer.estimate("what is the sum of a dog")
-    expected = scorer.estimate_prompt(text, None, embedding).quality
+    expected = scorer.estimate_prompt(text, None, shares).quality
     assert judgement.confidence == pytest.approx(expected, abs=1e-6)
     assert judgement.confidence != pytest.approx(text.quality, abs=1e-6)
 

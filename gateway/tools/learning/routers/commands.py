@@ -122,6 +122,7 @@ def train(
         prices = None if targets.max_cost is None else costs.prices()
         target = targets.target(prices, flags.recovered_gap)
         if flags.encoder is not None:
+            need_extra("encoder", "--encoder")
             rows = embedded(rows, SentenceEncoder.load(flags.encoder))
         typer.echo(f"Training on {len(rows.prompts):,} prompts ...", err=True)
         # scikit-learn takes seconds to import, and serving must not need it.
