@@ -141,8 +141,8 @@ class TrainedPolicy:
         setting = self._effective(constraints)
         quality = estimate.quality
         if setting.band is not None:
-            shares = once(self.reader, text)
-            return self._route_by_band(estimate, setting, setting.band, constraints, shares)
+            read_prompt = once(self.reader, text)
+            return self._route_by_band(estimate, setting, setting.band, constraints, read_prompt)
         sign, verdict = (
             (">=", "likely right") if quality >= setting.threshold else ("<", "too weak")
         )
@@ -196,7 +196,7 @@ class TrainedPolicy:
         setting: Setting,
         band: ScoreBand,
         constraints: RouteConstraints,
-        shares: Callable[[], PendingShares],
+        read_prompt: Callable[[], PendingShares],
     ) -> Route:
         quality = estimate.quality
         low, high = band
@@ -210,7 +210,7 @@ class TrainedPolicy:
         else:
             bound = f" < {high:.2f}" if high <= 1.0 else f" >= {low:.2f}"
             what, figures = "small model begins under watch", f"({quality:.2f}{bound})"
-            plan = self._plan(estimate, setting, band, constraints, shares)
+            plan = self._plan(estimate, setting, band, constraints, read_prompt)
         return Route(
             tier=tier,
             reason=_reason(what, figures, tier, constraints),
@@ -233,7 +233,7 @@ class TrainedPolicy:
         setting: Setting,
         band: ScoreBand,
         constraints: RouteConstraints,
-        shares: Callable[[], PendingShares],
+        read_prompt: Callable[[], PendingShares],
     ) -> WatchPlan:
         options = self.watch
         is_whole = constraints.is_whole and options.judge_whole
@@ -258,11 +258,12 @@ class TrainedPolicy:
                 )
 
         return WatchPlan(
-            new_watch=lambda: WatchedAnswer(stages, rules, estimate, on_verdict, shares()),
+            new_watch=lambda: WatchedAnswer(stages, rules, estimate, on_verdict, read_prompt()),
             hold_back_s=None if is_whole else constraints.hold_back_s or options.hold_back_s,
             hold_back_tokens=rules.hold_back_tokens,
             mid_stream=options.mid_stream,
             wants_hidden_state=self.scorer.probe is not None,
+            read_prompt=read_prompt,
         )
 
 

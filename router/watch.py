@@ -67,6 +67,8 @@ class WatchPlan:
     """The large model may continue text that was sent already."""
     wants_hidden_state: bool = True
     """The watches use the prompt's hidden state."""
+    read_prompt: Callable[[], PendingShares] | None = None
+    """Begins what the watches want to have read when they judge the prompt; the same each time."""
     on_agreement: Callable[[float, float], None] | None = None
     """Called for answers that the large model has judged: the watch's confidence, and the share of
     the held tokens that the large model wrote too."""
@@ -154,24 +156,22 @@ class WatchedAnswer:
         rules: WatchRules,
         text_estimate: QualityEstimate,
         on_verdict: OnVerdict | None = None,
-        shares: PendingShares | None = None,
+        reading: PendingShares | None = None,
     ) -> None:
-        """`shares`: what is not there when it is needed is done without."""
+        """`reading`: of the prompt; what is not there when the prompt is judged is done without."""
         self._stages = stages
         self._rules = rules
-        self._text_estimate = self._estimate = text_estimate
+        self._estimate = text_estimate
         self._on_verdict = on_verdict
-        self._shares: PendingShares | None = shares or without_shares()
-        self._hidden_state: Sequence[float] | None = None
+        self._reading = reading or without_shares()
         self._logprobs: list[float] = []
         self._next_check = 1
         self._verdict: Judgement | None = None
 
     def on_prompt(self, hidden_state: Sequence[float] | None) -> Judgement:
         """Decide where the prompt alone leaves no doubt, or where nothing more will be known."""
-        self._hidden_state = hidden_state
-        if not self._has_read_prompt():
-            return _held(self._estimate.quality)
+        shares = self._reading.result() if self._reading.done() else None
+        self._estimate = self._stages.estimate_prompt(self._estimate, hidden_state, shares)
         if self._rules.last_stage == "prompt":
             return self._decide(self._estimate.quality, "from the prompt")
         return self._unless_sure(self._estimate.quality, "from the prompt")
@@ -182,7 +182,6 @@ class WatchedAnswer:
         num_tokens = len(self._logprobs)
         if self._verdict is not None:
             return self._on_committed(self._verdict, num_tokens)
-        self._has_read_prompt()
         after = f"after {_tokens(num_tokens)}"
         if self._rules.last_stage == "prompt":  # and the prompt's score is missing
             return self._decide(self._estimate.quality, after)
@@ -204,22 +203,8 @@ class WatchedAnswer:
         after = f"all {_tokens(len(self._logprobs))} read"
         return self._verdict or self._decide(self._quality(is_whole=True), after)
 
-    def _has_read_prompt(self) -> bool:
-        """Estimate with the neighbours' word once it is there; return whether that was done."""
-        if self._shares is None:
-            return True
-        is_there = self._shares.done()
-        shares = self._shares.result() if is_there else None
-        self._estimate = self._stages.estimate_prompt(
-            self._text_estimate, self._hidden_state, shares
-        )
-        if is_there:
-            self._shares = None
-        return is_there
-
     def _quality(self, *, is_whole: bool = False) -> float:
         """Return the quality by the last stage that has an input."""
-        self._has_read_prompt()
         if not self._logprobs or self._rules.last_stage == "prompt":
             return self._estimate.quality
         return self._stages.estimate_answer(

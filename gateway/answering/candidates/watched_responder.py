@@ -98,7 +98,7 @@ class WatchedResponder(UpstreamResponder):
 
     async def _judge_whole(self, whole: WholeAnswer) -> None:
         judging = _Judging(self._watch)
-        await self._act(judging.of_whole(whole), judging)
+        await self._act(await judging.of_whole(whole), judging)
 
     async def _act(self, judgement: Judgement, judging: "_Judging") -> None:
         """Note the decision, and let another tier answer if that is it: raises AnswerEscalated."""
@@ -157,6 +157,7 @@ class _Judging:
 
     async def of_stream(self, chunks: "_TimedChunks", held: list[Chunk]) -> Judgement:
         """Read until the watch decides; chunks gather in `held`."""
+        await self._hold.until_read()
         judgement = self._hold.judge_prompt()
         is_whole = False
         while judgement is None:
@@ -176,9 +177,10 @@ class _Judging:
         self.held_s = self._hold.held_s
         return self._with_text(judgement, is_whole=is_whole)
 
-    def of_whole(self, whole: WholeAnswer) -> Judgement:
+    async def of_whole(self, whole: WholeAnswer) -> Judgement:
         """Return the decision on an answer in one piece."""
         self._has_more_than_text = whole.has_calls or any(whole.reasoning)
+        await self._hold.until_read()
         judgement = self._hold.judge_prompt()
         if judgement is None:
             text = "" if self._has_more_than_text else "".join(whole.texts[:1])

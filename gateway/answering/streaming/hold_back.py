@@ -1,10 +1,14 @@
 """A small answer held back: the watch's decision, and the limit on holding it."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from outrider.engine.events import EngineEvent, PrefillDone, TokensEmitted
 from outrider.router.watch import Judgement, WatchPlan
+
+_MOST_READING_S: Final = 0.25
 
 
 class HoldBack:
@@ -12,6 +16,7 @@ class HoldBack:
 
     def __init__(self, plan: WatchPlan, clock: Callable[[], float]) -> None:
         self._watch = plan.new_watch()
+        self._reading = None if plan.read_prompt is None else plan.read_prompt()
         self._limit_s = plan.hold_back_s
         self._clock = clock
         self._since_s: float | None = None
@@ -27,6 +32,14 @@ class HoldBack:
         if self._limit_s is None or self._since_s is None:
             return None
         return max(self._since_s + self._limit_s - self._clock(), 0.0)
+
+    async def until_read(self) -> None:
+        """Wait until the watch has all that it wants to know of the prompt, or for too long.
+
+        The small model goes on meanwhile. In most cases it is slower, and nothing is waited for.
+        """
+        if self._reading is not None and not self._reading.done():
+            await asyncio.wait([asyncio.wrap_future(self._reading)], timeout=_MOST_READING_S)
 
     def judge(self, event: EngineEvent, *, is_whole: bool) -> Judgement | None:
         """Return the decision after this event; None: hold on. `is_whole`: the answer has ended."""

@@ -148,6 +148,7 @@ class WatchedStream(ChoiceStream):
             self._held += self._receive(event)
             if isinstance(event, TokensEmitted):
                 self._small_ids += event.token_ids
+            await hold_back.until_read()
             judgement = hold_back.judge(event, is_whole=self._is_whole)
             if judgement is not None:
                 return judgement

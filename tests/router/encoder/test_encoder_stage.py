@@ -1,5 +1,6 @@
 """The encoder's stage: learnt where it tells something, stored, and the same when it serves."""
 
+import asyncio
 import json
 import time
 from concurrent.futures import Future
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from outrider.gateway.answering.streaming.hold_back import HoldBack
 from outrider.router.costs import TypicalRequest
 from outrider.router.dataset import LabelledPrompts
 from outrider.router.encoder import neighbours as neighbours_module
@@ -25,7 +27,7 @@ from outrider.router.loading import RoutingOptions, load_router
 from outrider.router.policy import WatchOptions
 from outrider.router.scorer import RouterScorer
 from outrider.router.stages import stage_rows
-from outrider.router.watch import WatchedAnswer, WatchRules
+from outrider.router.watch import Judgement, WatchedAnswer, WatchPlan, WatchRules
 from outrider.verifier.params import TIERS
 from tests.router.conftest import QUICK
 from tests.router.encoder.encoders import labels_near, write_encoder
@@ -147,31 +149,39 @@ def watched(shares: Future[FloatRows | None], **rules: object) -> WatchedAnswer:
     return WatchedAnswer(stages, WatchRules(**values), QualityEstimate(small=0.6), None, shares)
 
 
-def test_the_watch_waits_for_the_neighbours_until_tokens_come() -> None:
+def test_the_watch_takes_what_is_there_when_the_prompt_is_judged() -> None:
     there: Future[FloatRows | None] = Future()
     there.set_result(np.array([0.7]))
-    assert watched(there).on_prompt([0.1]).action == "commit"
-
-    late: Future[FloatRows | None] = Future()
-    watch = watched(late)
-    assert watch.on_prompt([0.1]).action == "hold"
-    late.set_result(np.array([0.7]))
-    judgement = watch.on_tokens([-0.1])
+    judgement = watched(there).on_prompt([0.1])
     assert (judgement.action, judgement.confidence) == ("commit", pytest.approx(0.7))
-
-    never: Future[FloatRows | None] = Future()
-    watch = watched(never)
-    assert watch.on_prompt([0.1]).action == "hold"
-    judgement = watch.on_tokens([-0.1])
-    assert (judgement.action, judgement.confidence) == ("escalate", pytest.approx(0.4))
+    late = watched(Future()).on_prompt([0.1])
+    assert (late.action, late.confidence) == ("escalate", pytest.approx(0.4))
 
 
-def test_neighbours_that_come_at_the_answers_end_still_count() -> None:
-    late: Future[FloatRows | None] = Future()
-    watch = watched(late)
-    watch.on_prompt([0.1])
-    late.set_result(np.array([0.8]))
-    assert watch.on_end().confidence == pytest.approx(0.8)
+def test_a_held_answer_is_judged_once_its_prompt_is_read() -> None:
+    reading: Future[FloatRows | None] = Future()
+    plan = WatchPlan(new_watch=lambda: watched(reading), read_prompt=lambda: reading)
+    hold_back = HoldBack(plan, time.monotonic)
+
+    async def judged() -> Judgement | None:
+        asyncio.get_running_loop().call_later(0.02, reading.set_result, np.array([0.7]))
+        await hold_back.until_read()
+        return hold_back.judge_prompt([0.1])
+
+    judgement = asyncio.run(judged())
+    assert judgement is not None
+    assert judgement.confidence == pytest.approx(0.7)
+
+
+def test_a_reading_that_never_ends_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.gateway.answering.streaming.hold_back._MOST_READING_S", 0.01)
+    reading: Future[FloatRows | None] = Future()
+    plan = WatchPlan(new_watch=lambda: watched(reading), read_prompt=lambda: reading)
+    hold_back = HoldBack(plan, time.monotonic)
+    asyncio.run(hold_back.until_read())
+    judgement = hold_back.judge_prompt([0.1])
+    assert judgement is not None
+    assert judgement.confidence == pytest.approx(0.4)
 
 
 def small_reader(folder: Path) -> tuple[SentenceEncoder, Neighbours]:
@@ -224,9 +234,9 @@ def test_a_loaded_router_embeds_what_it_watches(trained: TrainedRouter, tmp_path
     policy = load_router(tmp_path / "router", TIERS, options, TypicalRequest()).policy
     plan = policy.route("what is the sum of a dog").watch
     assert plan is not None
-    watch = plan.new_watch()
-    while (judgement := watch.on_prompt(None)).action == "hold":
-        time.sleep(0.001)
+    assert plan.read_prompt is not None
+    plan.read_prompt().result(timeout=30)
+    judgement = plan.new_watch().on_prompt(None)
     scorer = trained.scorer
     shares = stage.neighbours.shares(encoder.embed("what is the sum of a dog")[None])[0]
     text = scorer.estimate("what is the sum of a dog")
