@@ -120,7 +120,7 @@ def resampled(
         train, test = order[: len(gold.prompts)], order[len(gold.prompts) :]
         with console.status(f"part {number + 1} of {arguments.parts}"):
             parts.append(judged(_at(everything, train), _at(everything, test), arguments.resamples))
-    ends = ("text", "prompt")
+    ends = ["text", "prompt"] if any(part["kept"] for part in parts) else ["text"]
     # A part that leaves the encoder out is judged by its text.
     found = {
         name: [part["stages"].get(name, part["stages"]["text"]) for part in parts] for name in ends
@@ -229,6 +229,7 @@ def time_encoder(encoder: SentenceEncoder) -> dict[str, Any]:
     long_text = "What is the capital of France? " * 3_400
     encoder.embed(long_text)
     return {
+        "fingerprint": encoder.id.fingerprint,
         "dimension": encoder.id.dimension,
         "depth": encoder.id.depth,
         "embed_p50_s": {count: found[_RUNS // 2] for count, found in times.items()},
@@ -277,7 +278,7 @@ def _range(found: BootstrapInterval) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, judge, write the results and the plot."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--encoder", help="folder or package; default: no encoder")
+    parser.add_argument("--encoder", type=Path, help="folder or package; default: no encoder")
     parser.add_argument("--data", type=Path, help="holds routing/*.csv; default: $OUTRIDER_DATA")
     parser.add_argument("--num-train", type=int, default=3000, help="tasks of the demo pair")
     parser.add_argument("--num-test", type=int, default=1000, help="tasks of the demo pair")
@@ -291,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.resamples = 50
     arguments.data = arguments.data or Path(os.environ.get("OUTRIDER_DATA", "data"))
     prepare(arguments)
-    encoder = None if arguments.encoder is None else SentenceEncoder.load(arguments.encoder)
+    encoder = None if arguments.encoder is None else SentenceEncoder.load(str(arguments.encoder))
     results: dict[str, Any] = {
         "encoder": None if encoder is None else time_encoder(encoder),
         "data": dict(labelled_files(arguments, encoder)),

@@ -29,6 +29,7 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
             for number, (stage, entry) in enumerate(stages.items(), start=1)
         ]
         title = f"{name}: trained on {found['num_train']}, judged on {found['num_test']} prompts"
-        axis = Axis("APGR, 95 % interval (0.5: chance)")
-        charts.append(Chart(title, marks, x=Axis("stage, in the legend's order"), y=axis))
+        area = Axis("APGR, 95 % interval (0.5: chance)", low=0.5)
+        order = Axis("stage, in the legend's order", low=0.5, high=len(marks) + 0.5, ticks=())
+        charts.append(Chart(title, marks, x=order, y=area))
     write_picture(charts, path, num_columns=3)
