@@ -159,7 +159,7 @@ Judge a router on labelled prompts, beside random, best single model and oracle.
 APGR is the share of the large model's advantage that is recovered, averaged over all shares of
 prompts that it may answer (random: 0.5); CPT(50%) and CPT(80%) are the shares that recover 50 % and
 80 % of it; ECE is how far expected and found quality are apart. Every stage is judged that the
-router has and the data allow: the text, the probe, the answer's beginning.
+router has and the data allow: the text, the prompt once it is read, the answer's beginning.
 
 [bold]Examples[/bold]
 

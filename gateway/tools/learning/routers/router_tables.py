@@ -22,7 +22,7 @@ from outrider.router.scorer import RouterScorer
 
 STAGE_LABELS: Final[dict[Stage, str]] = {
     "text": "text of the prompt",
-    "prompt": "with the probe",
+    "prompt": "once the prompt is read",
     "answer": "with the answer's beginning",
 }
 _NUM_ROWS: Final = 11
@@ -175,7 +175,7 @@ def setting_text(point: OperatingPoint, stage: Stage) -> str:
         what = "text quality" if stage == "text" else "quality"
         return f"the small model answers from a {what} of {point.threshold:.3f} on"
     low, high = point.band
-    last = {"text": "the text decides", "prompt": "the probe decides"}.get(
+    last = {"text": "the text decides", "prompt": "the prompt, once read, decides"}.get(
         stage, "the small model begins and its answer is judged"
     )
     if low == high:
