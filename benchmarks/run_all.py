@@ -238,6 +238,11 @@ JOBS = (
         quick=("--requests", "0", "--repeats", "1", "--seconds", "2"),
     ),
     Job(
+        script="bench_batches",
+        arguments=("--requests", "2000", "--repeats", "2"),
+        quick=("--requests", "40", "--seconds", "3", "--repeats", "1"),
+    ),
+    Job(
         script="bench_gateway_time",
         arguments=(),
         quick=("--repeats", "1", "--seconds", "1"),

@@ -22,6 +22,7 @@ from outrider.gateway.settings import paths as settings_paths
 from outrider.gateway.settings.adapters import AdapterSettings, adapter_complaints
 from outrider.gateway.settings.alerts import AlertSettings, alert_complaints
 from outrider.gateway.settings.aliases import AliasSettings, alias_complaints
+from outrider.gateway.settings.batches import BatchSettings, batch_complaints
 from outrider.gateway.settings.caching import CacheSettings, cache_complaints
 from outrider.gateway.settings.errors import SettingsError as SettingsError
 from outrider.gateway.settings.experiments import ExperimentName, ExperimentSettings
@@ -145,6 +146,7 @@ class Settings(BaseSettings):
     """Further names that requests use as model, each for a model or a chain of models."""
     cache: CacheSettings = Field(default_factory=CacheSettings)
     responses: ResponseSettings = Field(default_factory=ResponseSettings)
+    batches: BatchSettings = Field(default_factory=BatchSettings)
     receipts: ReceiptSettings = Field(default_factory=ReceiptSettings)
     alerts: AlertSettings = Field(default_factory=AlertSettings)
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
@@ -171,6 +173,7 @@ class Settings(BaseSettings):
             *alias_complaints(self.aliases, self.models, self.tiers),
             *cache_complaints(self.cache, self.tiers, has_redis=self.redis_url is not None),
             *response_complaints(self.responses, self.server, has_redis=self.redis_url is not None),
+            *batch_complaints(self.batches, self.database_url),
             *adapter_complaints(self.adapters, self.models, (*self.tiers, *self.aliases)),
             *alert_complaints(self.alerts),
             *kv_event_complaints(self.engine),

@@ -17,7 +17,7 @@ from sqlalchemy import (
     false,
 )
 
-SCHEMA_VERSION: Final = "0005"
+SCHEMA_VERSION: Final = "0006"
 """The newest migration; a database of another version is migrated, or refused if it is newer."""
 
 metadata: Final = MetaData(
@@ -268,4 +268,68 @@ alert_states: Final = Table(
     Column("subject", String, primary_key=True),
     _word("state"),
     Column("at", Double, nullable=False),
+)
+
+files: Final = Table(
+    "files",
+    metadata,
+    # Files of /v1/files. Their contents lie in the folder of batches, under their ids.
+    Column("id", String(40), primary_key=True),
+    _word("tenant"),
+    _word("key_id"),
+    _word("purpose"),
+    Column("filename", Text, nullable=False),
+    _number("num_bytes"),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Index(None, "tenant", "created_at"),
+)
+
+batches: Final = Table(
+    "batches",
+    metadata,
+    Column("id", String(40), primary_key=True),
+    _word("tenant"),
+    _word("key_id"),
+    _word("endpoint"),
+    _word("status"),
+    _word("model"),  # of its first request; empty until it is validated
+    Column("input_file_id", String(40), nullable=False),
+    Column("output_file_id", String(40), nullable=True),
+    Column("error_file_id", String(40), nullable=True),
+    Column("output_ttl_s", Double, nullable=False),
+    Column("fields", Text, nullable=True),  # JSON of the metadata
+    Column("errors", Text, nullable=True),  # JSON of a list
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    *(
+        Column(f"{status}_at", Double, nullable=True)
+        for status in (
+            *("in_progress", "finalizing", "completed", "failed"),
+            *("expired", "cancelling", "cancelled"),
+        )
+    ),
+    *(
+        _number(name)
+        for name in (
+            *("num_total", "num_completed", "num_failed", "num_prompt_tokens"),
+            *("num_cached_tokens", "num_completion_tokens", "num_reasoning_tokens"),
+        )
+    ),
+    # The gateway's process that works on it, until then; it takes longer by asking in time.
+    Column("owner", String(32), nullable=True),
+    Column("owned_until", Double, nullable=False),
+    Index(None, "tenant", "created_at"),
+    Index(None, "status"),
+)
+
+batch_results: Final = Table(
+    "batch_results",
+    metadata,
+    # A row for each request of a batch that is over, until its files are written. It is inserted
+    # with the ledger's rows in one transaction, so that no request is answered or charged twice.
+    Column("batch_id", String(40), primary_key=True),
+    Column("line", Integer, primary_key=True, autoincrement=False),
+    _flag("is_error"),
+    Column("result", Text, nullable=False),  # a line of the output or error file
 )

@@ -1,5 +1,6 @@
 """Joins a gateway's parts into the HTTP application."""
 
+from dataclasses import replace
 from functools import partial
 
 from outrider.gateway.answering.candidates.arm_check import arm_check
@@ -46,6 +47,7 @@ from outrider.gateway.wiring.answering import (
     build_jobs,
     build_planner,
 )
+from outrider.gateway.wiring.batches import build_batches
 from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.responses import conversations
 from outrider.gateway.workers.line import Handler
@@ -70,8 +72,14 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     dashboard = _build_dashboard(parts, recent, status, loop_lag)
     keys = parts.tenancy.keys
     prompts = NamedPrompts(jobs=jobs)
+    answers = build_answers(parts, intake, planner, jobs, chains, catalog)
+    passing = PassThroughEndpoints(
+        intake=intake,
+        passing=PassThrough(upstream=parts.upstream, names=catalog, chains=chains),
+    )
+    batches = build_batches(parts, answers, passing, status)
     routes = Routes(
-        answers=build_answers(parts, intake, planner, jobs, chains, catalog),
+        answers=answers,
         ollama=_build_ollama(parts, status, catalog, intake),
         status=status,
         pages=Pages(),
@@ -105,16 +113,17 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         experiments=_build_experiment_api(parts, planner, intake),
         feedback=FeedbackApi(parts.experiments.feedback),
         intake=intake,
-        lifespan=_build_lifespan(parts, jobs, adapters, dashboard, loop_lag, status, prompts),
+        lifespan=replace(
+            _build_lifespan(parts, jobs, adapters, dashboard, loop_lag, status, prompts),
+            batches=batches.runner,
+        ),
         authenticate=keys.authenticator.authenticate,
         foreign_pages=ForeignPages.of(parts.http),
         has_open_metrics=keys.has_open_metrics,
         upstream_tiers=tuple(parts.upstream.tiers),
         stored=StoredEndpoints(conversations=conversations(parts)),
-        passing=PassThroughEndpoints(
-            intake=intake,
-            passing=PassThrough(upstream=parts.upstream, names=catalog, chains=chains),
-        ),
+        passing=passing,
+        batches=batches.routes,
     )
     if parts.siblings is not None:
         _serve_siblings(parts, parts.siblings, routes, adapters)

@@ -111,6 +111,7 @@ def build_parts(
     from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
     from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
     from outrider.gateway.wiring.aliases import checked_aliases
+    from outrider.gateway.wiring.batches import build_batch_store
     from outrider.gateway.wiring.caching import build_cache
     from outrider.gateway.wiring.gateway_parts import GatewayParts
     from outrider.gateway.wiring.receipts import signing_keys
@@ -153,6 +154,7 @@ def build_parts(
         cache=build_cache(settings),
         signing_keys=signing_keys(settings.receipts),
         responses=build_response_store(settings),
+        batches=build_batch_store(settings, tenancy.database),
         metrics=metrics,
         tenancy=tenancy,
         http=settings.http,

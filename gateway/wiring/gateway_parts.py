@@ -17,6 +17,7 @@ from outrider.gateway.contract.schema.kinds import ReasoningField, UnknownFields
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.experiments.experiments import Experiments
 from outrider.gateway.experiments.slo.slo_parts import SloParts
+from outrider.gateway.http.apis.batches.store import BatchStore
 from outrider.gateway.http.apis.responses.store import ResponseStore
 from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 from outrider.gateway.receipts.signing_keys import SigningKeys
@@ -81,6 +82,8 @@ class GatewayParts:
     cache: CacheParts = field(default_factory=CacheParts)
     responses: ResponseStore | None = None
     """None where responses are not stored."""
+    batches: BatchStore | None = None
+    """None where files and batches are not kept."""
     prompt_slots: PromptSlots = field(default_factory=PromptSlots)
     signing_keys: SigningKeys = field(default_factory=lambda: SigningKeys(None))
     """They sign receipts."""

@@ -23,6 +23,7 @@ from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.batches import build_batch_store
 from outrider.gateway.wiring.caching import build_cache
 from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.responses import build_response_store
@@ -227,6 +228,7 @@ def hybrid(
             unknown_fields=settings.unknown_fields,
             cache=build_cache(settings),
             responses=build_response_store(settings),
+            batches=build_batch_store(settings, tenancy.database),
             metrics=metrics,
             tenancy=tenancy,
             experiments=build_experiments(settings.experiments, tenancy.database, metrics.registry),

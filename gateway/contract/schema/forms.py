@@ -16,8 +16,8 @@ from urllib.parse import unquote
 from outrider.gateway.contract.errors.tree import BadRequestError
 
 FORM_TYPE: Final = "multipart/form-data"
-_MAX_PARTS: Final = 64
-_MAX_HEAD_BYTES: Final = 4096
+MAX_PARTS: Final = 64
+MAX_HEAD_BYTES: Final = 4096
 _MAX_BOUNDARY_CHARS: Final = 70  # RFC 2046, section 5.1.1
 _SEARCHED_BYTES: Final = 1 << 20
 """Bytes that are searched for a boundary before other requests have their turn."""
@@ -68,20 +68,20 @@ async def read_form(content_type: str, body: bytes) -> tuple[FormPart, ...]:
 
     Raises BadRequestError for anything but 1 to 64 well-formed parts.
     """
-    mark = b"--" + _boundary(content_type)
+    mark = b"--" + read_boundary(content_type)
     if not body.startswith(mark):
-        raise _no_form()
+        raise no_form()
     parts: list[FormPart] = []
     at = len(mark)
     while not body.startswith(b"--", at):
-        head_end = body.find(b"\r\n\r\n", at, at + _MAX_HEAD_BYTES)
+        head_end = body.find(b"\r\n\r\n", at, at + MAX_HEAD_BYTES)
         end = -1 if head_end < 0 else await _find(body, b"\r\n" + mark, head_end + 4)
-        if end < 0 or not body.startswith(b"\r\n", at) or len(parts) == _MAX_PARTS:
-            raise _no_form()
-        parts.append(_part(body[at + 2 : head_end], memoryview(body)[head_end + 4 : end]))
+        if end < 0 or not body.startswith(b"\r\n", at) or len(parts) == MAX_PARTS:
+            raise no_form()
+        parts.append(read_part(body[at + 2 : head_end], memoryview(body)[head_end + 4 : end]))
         at = end + 2 + len(mark)
     if not parts:
-        raise _no_form()
+        raise no_form()
     return tuple(parts)
 
 
@@ -95,14 +95,16 @@ def write_form(parts: Iterable[FormPart]) -> tuple[str, bytes]:
     return f"{FORM_TYPE}; boundary={boundary}", b"".join(pieces)
 
 
-def _no_form() -> BadRequestError:
+def no_form() -> BadRequestError:
+    """Return the error of a form that is not well-formed."""
     return BadRequestError(
-        f"body: 1 to {_MAX_PARTS} parts are required, each with headers of at most "
-        f"{_MAX_HEAD_BYTES} bytes, between the boundaries of content-type, and the last boundary."
+        f"body: 1 to {MAX_PARTS} parts are required, each with headers of at most "
+        f"{MAX_HEAD_BYTES} bytes, between the boundaries of content-type, and the last boundary."
     )
 
 
-def _boundary(content_type: str) -> bytes:
+def read_boundary(content_type: str) -> bytes:
+    """Return the boundary between a form's parts. Raises BadRequestError."""
     try:
         kind, parameters = header_parameters(content_type)
     except ValueError as error:
@@ -127,7 +129,8 @@ async def _find(body: bytes, wanted: bytes, start: int) -> int:
     return found
 
 
-def _part(head: bytes, content: memoryview) -> FormPart:
+def read_part(head: bytes, content: memoryview) -> FormPart:
+    """Return a part by its headers. Raises BadRequestError."""
     try:
         headers = _headers(head)
         kind, parameters = header_parameters(headers.get("content-disposition", ""))

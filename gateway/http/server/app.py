@@ -46,6 +46,7 @@ from outrider.gateway.experiments.feedback import FeedbackApi
 from outrider.gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
 from outrider.gateway.http.apis.api import Caller
 from outrider.gateway.http.apis.audit import AuditApi
+from outrider.gateway.http.apis.batches.objects import BATCH_MODELS
 from outrider.gateway.http.apis.infill.answers import INFILL_MODELS
 from outrider.gateway.http.apis.infill.openapi import infill_operation
 from outrider.gateway.http.apis.messages.answers import MESSAGES_MODELS
@@ -92,6 +93,7 @@ from outrider.gateway.http.server.auth_dispatcher import (
     Authenticate,
     principal_of,
 )
+from outrider.gateway.http.server.batch_routes import BatchRoutes
 from outrider.gateway.http.server.endpoints import (
     MAX_SMALL_BODY_BYTES,
     AnswerEndpoints,
@@ -134,6 +136,7 @@ _OTHER_MODELS: Final = (
     *INFILL_MODELS,
     *OLLAMA_EMBEDDING_MODELS,
     *TOKENIZE_MODELS,
+    *BATCH_MODELS,
     *VERIFY_MODELS,
     PublishedKeys,
     *USAGE_MODELS,
@@ -170,6 +173,7 @@ class Routes:
     upstream_tiers: tuple[str, ...]
     passing: PassThroughEndpoints
     stored: StoredEndpoints
+    batches: BatchRoutes
 
 
 def create_app(routes: Routes) -> AuthDispatcher:
@@ -251,6 +255,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
         )
     app.post("/v1/route", openapi_extra=route)(answers.route)
     _add_stored_routes(app, routes.stored)
+    routes.batches.add_to(app, routes.intake)
     _add_ollama_routes(app, routes)
     _add_status_routes(app, routes)
     _add_tenant_routes(app, routes)

@@ -42,8 +42,8 @@ from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
 from outrider.gateway.telemetry.log_context import log_context
 from outrider.gateway.telemetry.spans import record_http
 from outrider.gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER, Tracer
-from outrider.gateway.tenancy.keys.keys import ANONYMOUS
-from outrider.gateway.tenancy.metering.meter import RequestMeter
+from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
+from outrider.gateway.tenancy.metering.meter import MeteredEnding, RequestMeter
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.upstream.call import HOPS_HEADER
 
@@ -172,6 +172,24 @@ class RequestIntake:
             return response
 
         return await self.with_body(request, meter, answered, limit_bytes)
+
+    async def counted_unread(
+        self, request: Request, work: Callable[[Request, Principal], Awaitable[Response]]
+    ) -> Response:
+        """Do work that reads its body itself, as it comes. It counts as a request as well."""
+        meter = self.meter(request, request.scope["path"])
+        await meter.enter()
+        ending: MeteredEnding = "failed"
+        try:
+            response = await work(request, meter.principal)
+            ending = "answered"
+        except Exception as error:
+            meter.note_error(error)
+            raise
+        finally:
+            await meter.end_and_wait(ending)
+        response.headers.update(meter.headers)
+        return response
 
     async def read_small_body(self, request: Request) -> bytes:
         """Read the body of an administrator's request. Raises GatewayError."""

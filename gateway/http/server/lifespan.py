@@ -19,6 +19,7 @@ from outrider.gateway.answering.reading.upstream_parts import UpstreamParts
 from outrider.gateway.engines.adapters.watcher import AdapterWatcher
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.experiments.experiments import Experiments
+from outrider.gateway.http.apis.batches.runner import BatchRunner
 from outrider.gateway.http.apis.responses.store import ResponseStore
 from outrider.gateway.http.dashboard.api import DashboardApi
 from outrider.gateway.telemetry.capture import Capture
@@ -52,6 +53,7 @@ class Lifespan:
     alerts: AlertWatch | None = None
     cache: CacheStore | None = None
     responses: ResponseStore | None = None
+    batches: BatchRunner | None = None
     push: "MetricsPush | None" = None
     read_metrics: "ReadFamilies"
 
@@ -74,6 +76,8 @@ class Lifespan:
             await self.tenancy.start()
             await self.experiments.start()
             await self.upstream.start()
+            if self.batches is not None:
+                background.append(asyncio.create_task(self.batches.run()))
             yield
         finally:
             for task in background:

@@ -7,7 +7,7 @@ _WITH_PREFIX: Final = "/v1/"
 _TWICE: Final = "/v1/v1/"
 _WITHOUT_PREFIX: Final = (
     *("chat", "completions", "responses", "messages", "models", "embeddings", "rerank"),
-    *("images", "audio", "tokenize", "detokenize", "tokenizer_info"),
+    *("images", "audio", "tokenize", "detokenize", "tokenizer_info", "files", "batches"),
 )
 """The beginnings of paths that clients ask for where their base URL lacks /v1. No page has one."""
 _AZURE: Final = "/openai"

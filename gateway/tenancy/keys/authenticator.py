@@ -220,6 +220,22 @@ class Authenticator:
         message, code = _FAILURES[reason]
         return AuthenticationError(message, code=code)
 
+    def principal_of(self, key_id: str) -> Principal:
+        """Return what a key's id stands for now, for work that goes on without its requests.
+
+        Raises AuthenticationError for a key that is not valid any more.
+        """
+        if (error := self.gone(key_id)) is not None:
+            raise error
+        entry = None if self._registry is None else self._registry.find(key_id)
+        if entry is not None:
+            return entry.principal
+        known = (each for _, each in self._tokens if each.key_id == key_id)
+        principal = next(known, ANONYMOUS if self.is_open else None)
+        if principal is None:
+            raise self._failure("missing", None)
+        return principal
+
     def _counted(
         self, reason: FailureReason, key_id: str | None, digest: bytes, peer: str | None
     ) -> FailureReason:

@@ -1,6 +1,9 @@
 """The interface between the code that answers requests and the ledger that records them."""
 
+from collections.abc import Sequence
 from typing import Protocol
+
+from sqlalchemy import Connection
 
 from outrider.gateway.tenancy.ledger.row import LedgerRow
 
@@ -10,6 +13,9 @@ class Ledger(Protocol):
 
     def add(self, row: LedgerRow) -> None:
         """Remember a row. Never blocks, never raises; costs some microseconds."""
+
+    def store_in(self, connection: Connection, rows: Sequence[LedgerRow]) -> None:
+        """Store rows as a part of another's transaction of the ledger's database. Blocks."""
 
     async def start(self) -> None:
         """Open, and replay the rows that an earlier process left in its journal."""
@@ -26,6 +32,9 @@ class NullLedger:
 
     def add(self, row: LedgerRow) -> None:
         """Forget the row."""
+
+    def store_in(self, connection: Connection, rows: Sequence[LedgerRow]) -> None:
+        """Forget the rows."""
 
     async def start(self) -> None:
         """Do nothing."""

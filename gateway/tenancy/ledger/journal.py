@@ -267,7 +267,12 @@ def journal_folder(settings: Settings, database: Database) -> Path:
     """
     if settings.ledger.journal is not None:
         return settings.ledger.journal.expanduser().absolute()
+    return folder_beside(database, _SUFFIX)
+
+
+def folder_beside(database: Database, suffix: str) -> Path:
+    """Return a folder beside an SQLite database, else in the state folder."""
     if database.path is not None:
-        return database.path.with_name(database.path.name + _SUFFIX)
+        return database.path.with_name(database.path.name + suffix)
     name = hashlib.sha256(database.name.encode()).hexdigest()[:_HASH_LENGTH]
-    return state_folder() / f"{name}{_SUFFIX}"
+    return state_folder() / f"{name}{suffix}"

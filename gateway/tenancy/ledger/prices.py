@@ -20,6 +20,7 @@ _UNITS_PER_NANO: Final = 10**6
 _UNITS_PER_MILLION_USD: Final = 10**9
 """Prices are kept in femto-dollars (10^-15 USD) per token: nine decimals of USD per million."""
 _VERSION_LENGTH: Final = 12
+_TOKEN_PRICES: Final = ("prompt", "cached_prompt", "completion")
 
 
 class Money(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +86,16 @@ class _Rate(msgspec.Struct, frozen=True, omit_defaults=True):
             self.nanos(num_prompt_tokens, 0, num_completion, units),
             self.nanos(0, num_prompt_tokens, num_completion, units),
         )
+
+    def times(self, share: Decimal) -> "_Rate":
+        """Return this share of each price, rounded down."""
+        prices = {
+            name: int(price * share)
+            for name in (*_TOKEN_PRICES, *get_args(PassedUnit))
+            if (price := getattr(self, name)) is not None
+        }
+        longer = tuple(each.times(share) for each in self.long_prompts)
+        return msgspec.structs.replace(self, long_prompts=longer, **prices)
 
     @property
     def is_free(self) -> bool:
@@ -160,6 +171,14 @@ class PriceBook:
     def free(cls) -> "PriceBook":
         """Return prices of 0 for everything, for settings without prices."""
         return cls({})
+
+    def charging(self, share: Decimal) -> "PriceBook":
+        """Return prices of the same costs that charge clients this share of these."""
+        rates = {
+            tier: _TierRates(each.cost, each.charge.times(share))
+            for tier, each in self._rates.items()
+        }
+        return PriceBook(rates, self.strong_tier)
 
     def money(
         self,
@@ -263,8 +282,9 @@ def _price(rate: _Rate) -> UpstreamPriceSettings:
 
 def _usd(rate: _Rate) -> dict[str, float]:
     """Return USD per million tokens."""
-    names = ("prompt", "cached_prompt", "completion")
-    return {name: float(Decimal(getattr(rate, name)) / _UNITS_PER_MILLION_USD) for name in names}
+    return {
+        name: float(Decimal(getattr(rate, name)) / _UNITS_PER_MILLION_USD) for name in _TOKEN_PRICES
+    }
 
 
 def _strong_tier(settings: Settings) -> str:

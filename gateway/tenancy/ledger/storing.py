@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import delete, select
+from sqlalchemy import Connection, delete, select
 from sqlalchemy.exc import DataError, IntegrityError
 
 from outrider.gateway.storage.database import Database, insert_into, insert_new, reason_of
@@ -86,10 +86,15 @@ class RowStore:
                 self._on_rejected(row, reason_of(error))
 
     def _insert(self, rows: Sequence[LedgerRow]) -> None:
+        with self._database.write() as connection:
+            self.store_in(connection, rows)
+
+    def store_in(self, connection: Connection, rows: Sequence[LedgerRow]) -> None:
+        """Insert rows that are new, as a part of another's transaction."""
         sql, values_of = self._statement
         values = [values_of(fitted(row)) for row in rows]
         # Past SQLAlchemy's own handling of each value, which costs as much as the insert.
-        with self._database.write() as connection:
+        if values:
             connection.exec_driver_sql(sql, values)
 
     @cached_property

@@ -11,10 +11,12 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
+
+from sqlalchemy import Connection
 
 from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.settings.ledger import LedgerSettings
@@ -89,6 +91,12 @@ class JournaledLedger:
             self._incoming.append(row)
         else:
             self._num_refused += 1
+
+    def store_in(self, connection: Connection, rows: Sequence[LedgerRow]) -> None:
+        """Store rows as a part of another's transaction; they are in no journal. Blocks."""
+        self._store.store_in(connection, rows)
+        if self._metrics is not None:
+            self._metrics.taken(rows)
 
     async def start(self) -> None:
         """Open the journal, and store the rows that earlier processes left in theirs.

@@ -1,6 +1,7 @@
 """Prices are exact: the parts never exceed the whole, and what is reserved covers what is paid."""
 
 import random
+from decimal import Decimal
 from fractions import Fraction
 
 import pytest
@@ -49,6 +50,22 @@ def test_without_a_charge_clients_pay_what_it_costs() -> None:
     prices = book(routing__prices__small__prompt=0.0375, routing__prices__small__completion=0.15)
     money = prices.money("small", num_prompt_tokens=3, num_completion_tokens=1)
     assert money == Money(cost_nanos=262, charge_nanos=262)  # 3 x 37.5 + 150, rounded down
+
+
+def test_a_share_of_the_charges_leaves_the_costs() -> None:
+    prices = book(
+        routing__prices__large__prompt=2.5,
+        routing__prices__large__completion=10,
+        charges__large__prompt=5,
+        charges__large__completion=20,
+    )
+    half = prices.charging(Decimal("0.5"))
+    for share, charge in ((half, 3_500_000), (prices.charging(Decimal(0)), 0)):
+        money = share.money("large", num_prompt_tokens=1000, num_completion_tokens=100)
+        assert money == Money(cost_nanos=3_500_000, charge_nanos=charge)
+    assert half.version != prices.version
+    assert PriceBook.from_document(half.document).version == half.version
+    assert prices.charging(Decimal(1)).version == prices.version
 
 
 @given(prompt=PRICE, cached=PRICE, completion=PRICE, fresh=COUNT, hit=COUNT, written=COUNT)

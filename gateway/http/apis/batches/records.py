@@ -1,0 +1,123 @@
+"""Files and batches as the database has them. Times are seconds since 1970."""
+
+from typing import Final
+
+import msgspec
+
+from outrider.gateway.http.apis.batches.objects import (
+    BatchFault,
+    BatchFaults,
+    BatchObject,
+    BatchStatus,
+    BatchUsage,
+    CachedTokens,
+    FileObject,
+    Purpose,
+    ReasoningTokens,
+    RequestCounts,
+)
+
+OPEN: Final[tuple[BatchStatus, ...]] = ("validating", "in_progress", "finalizing", "cancelling")
+"""The states of batches that are not over."""
+
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table `files`."""
+
+    id: str
+    tenant: str
+    key_id: str
+    purpose: Purpose
+    filename: str
+    num_bytes: int
+    created_at: float
+    expires_at: float
+
+    def told(self) -> FileObject:
+        """Return it as clients see it."""
+        return FileObject(
+            id=self.id,
+            bytes=self.num_bytes,
+            created_at=int(self.created_at),
+            expires_at=int(self.expires_at),
+            filename=self.filename,
+            purpose=self.purpose,
+        )
+
+
+class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table `batches`."""
+
+    id: str
+    tenant: str
+    key_id: str
+    endpoint: str
+    status: BatchStatus
+    input_file_id: str
+    created_at: float
+    expires_at: float
+    output_ttl_s: float
+    model: str = ""
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    fields: str | None = None
+    errors: str | None = None
+    in_progress_at: float | None = None
+    finalizing_at: float | None = None
+    completed_at: float | None = None
+    failed_at: float | None = None
+    expired_at: float | None = None
+    cancelling_at: float | None = None
+    cancelled_at: float | None = None
+    num_total: int = 0
+    num_completed: int = 0
+    num_failed: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    owner: str | None = None
+    owned_until: float = 0.0
+
+    def told(self) -> BatchObject:
+        """Return it as clients see it."""
+        faults = None
+        if self.errors is not None:
+            faults = BatchFaults(data=msgspec.json.decode(self.errors, type=list[BatchFault]))
+        return BatchObject(
+            id=self.id,
+            endpoint=self.endpoint,
+            model=self.model or None,
+            errors=faults,
+            input_file_id=self.input_file_id,
+            status=self.status,
+            output_file_id=self.output_file_id,
+            error_file_id=self.error_file_id,
+            created_at=int(self.created_at),
+            in_progress_at=_whole(self.in_progress_at),
+            expires_at=int(self.expires_at),
+            finalizing_at=_whole(self.finalizing_at),
+            completed_at=_whole(self.completed_at),
+            failed_at=_whole(self.failed_at),
+            expired_at=_whole(self.expired_at),
+            cancelling_at=_whole(self.cancelling_at),
+            cancelled_at=_whole(self.cancelled_at),
+            request_counts=RequestCounts(
+                total=self.num_total, completed=self.num_completed, failed=self.num_failed
+            ),
+            usage=self._usage(),
+            metadata=None if self.fields is None else msgspec.json.decode(self.fields),
+        )
+
+    def _usage(self) -> BatchUsage:
+        return BatchUsage(
+            input_tokens=self.num_prompt_tokens,
+            input_tokens_details=CachedTokens(cached_tokens=self.num_cached_tokens),
+            output_tokens=self.num_completion_tokens,
+            output_tokens_details=ReasoningTokens(reasoning_tokens=self.num_reasoning_tokens),
+            total_tokens=self.num_prompt_tokens + self.num_completion_tokens,
+        )
+
+
+def _whole(moment_s: float | None) -> int | None:
+    return None if moment_s is None else int(moment_s)

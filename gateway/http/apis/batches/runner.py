@@ -1,0 +1,108 @@
+"""Works on the batches of the database: those that nobody works on, a tenant's one by one."""
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from outrider.gateway.contract.errors.tree import StorageError
+from outrider.gateway.http.apis.batches.leases import LEASE_S, LeaseLostError
+from outrider.gateway.http.apis.batches.work import BatchWork, HeldError, WorkParts
+
+logger = logging.getLogger(__name__)
+
+_POLL_S: Final = 1.0
+_MAX_BATCHES: Final = 16
+"""Batches that one process works on at once: their requests take turns."""
+_SWEEP_S: Final = 3600.0
+
+
+class BatchRunner:
+    """The work on batches of one process. For one event loop."""
+
+    def __init__(self, parts: WorkParts) -> None:
+        self._parts = parts
+        self._works: dict[str, BatchWork] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._new = asyncio.Event()
+        self._sweeps_at_s = 0.0
+        self._has_stored_prices = False
+
+    def wake(self) -> None:
+        """Look for batches now: one was made, or is to be cancelled."""
+        self._new.set()
+
+    async def run(self) -> None:
+        """Work until it is cancelled; then leave the batches to other processes."""
+        try:
+            while True:
+                try:
+                    await self._turn()
+                except StorageError as error:
+                    logger.warning("batches wait for the database error=%s", error)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._new.wait(), _POLL_S)
+                self._new.clear()
+        finally:
+            await self._leave()
+
+    async def _turn(self) -> None:
+        leases = self._parts.leases
+        if not self._has_stored_prices:
+            await asyncio.to_thread(leases.store_prices)
+            self._has_stored_prices = True
+        if self._works:
+            records = await asyncio.to_thread(leases.renew)
+            for batch_id, work in self._works.items():
+                record = records.get(batch_id)
+                if record is not None and record.status == "cancelling":
+                    work.record = record
+        await self._claim()
+        if self._parts.clock() >= self._sweeps_at_s:
+            self._sweeps_at_s = self._parts.clock() + _SWEEP_S
+            await asyncio.to_thread(self._parts.store.sweep)
+
+    async def _claim(self) -> None:
+        """Take batches that nobody works on."""
+        is_idle = await self._parts.gate.is_open()
+        while len(self._works) < _MAX_BATCHES:
+            held = {work.record.tenant for work in self._works.values()}
+            record = await asyncio.to_thread(self._parts.leases.claim, held, is_idle=is_idle)
+            if record is None:
+                break
+            work = self._works[record.id] = BatchWork(parts=self._parts, record=record)
+            self._tasks[record.id] = asyncio.create_task(self._run(work))
+        self._parts.metrics.batches.set(len(self._works))
+
+    async def _run(self, work: BatchWork) -> None:
+        batch_id = work.record.id
+        try:
+            ended = await work.run()
+            self._parts.metrics.over(ended.status)
+            logger.info("batch is over id=%s status=%s", batch_id, ended.status)
+            self.wake()
+        except* LeaseLostError:
+            logger.warning("another process works on the batch id=%s", batch_id)
+        except* HeldError:
+            await self._release(batch_id)
+        except* Exception as group:
+            error = group.exceptions[0]
+            logger.exception("work on a batch failed id=%s", batch_id, exc_info=error)
+            await asyncio.sleep(LEASE_S)  # before it is tried again
+            await self._release(batch_id)
+        finally:
+            del self._works[batch_id], self._tasks[batch_id]
+
+    async def _release(self, batch_id: str) -> None:
+        with contextlib.suppress(StorageError):
+            await asyncio.to_thread(self._parts.leases.release, batch_id)
+
+    async def _leave(self) -> None:
+        """End the work; requests that are being answered are answered again elsewhere."""
+        ids, tasks = list(self._works), list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for batch_id in ids:
+            await self._release(batch_id)
