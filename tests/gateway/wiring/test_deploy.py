@@ -21,6 +21,7 @@ from outrider.gateway.experiments.left_out import LeftOut
 from outrider.gateway.experiments.measure_store import MeasureStore
 from outrider.gateway.experiments.recent import RecentRequests
 from outrider.gateway.experiments.slo.goodput import GoodputSink
+from outrider.gateway.http.apis.batches.metrics import BatchMetrics
 from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
 from outrider.gateway.http.server.draining import Draining, watch_draining
 from outrider.gateway.http.server.route_metrics import RouteCollector
@@ -66,6 +67,7 @@ def exported() -> dict[str, set[str]]:
     metrics = GatewayMetrics()
     registry = metrics.registry
     EdgeMetrics(registry)
+    BatchMetrics(registry)
     LedgerMetrics(registry)
     LimitMetrics(registry)
     TenantMetrics(registry)

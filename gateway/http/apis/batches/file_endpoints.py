@@ -1,9 +1,11 @@
 """/v1/files: files are uploaded, listed, read and deleted."""
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final, get_args
 
@@ -14,6 +16,7 @@ from outrider.gateway.contract.errors.tree import (
     BadRequestError,
     BodyTooLargeError,
     NotFoundError,
+    RateLimitError,
 )
 from outrider.gateway.contract.schema.form_stream import FormStream
 from outrider.gateway.contract.schema.structs import json_response
@@ -31,6 +34,7 @@ from outrider.gateway.tenancy.keys.keys import Principal
 BATCHES_OFF: Final = "This gateway takes no files and batches (batches.enabled is false)."
 MAX_FILES: Final = 10_000
 """Files of a page, and where the request names no number."""
+_MAX_UPLOADS: Final = 4
 _MAX_FIELD_BYTES: Final = 1024
 _MAX_FORM_BYTES: Final = 65_536
 """What a form may have around its file."""
@@ -47,6 +51,8 @@ class FileEndpoints:
     """Answers requests about files. `store`: None where there are none."""
 
     store: BatchStore | None
+    _uploads: Counter[str] = field(default_factory=Counter)
+    """Those under way, by tenant."""
 
     async def upload(self, request: Request, principal: Principal) -> Response:
         """Keep a file, which goes to the disk as it comes. Raises GatewayError."""
@@ -59,15 +65,33 @@ class FileEndpoints:
         form = FormStream(
             request.headers.get("content-type", ""), _pieces(request, most + _MAX_FORM_BYTES)
         )
-        opening = store.writing()
-        part, file = await asyncio.to_thread(opening.__enter__)
-        try:
-            record = await _read_upload(form, file, principal, store)
-            await asyncio.to_thread(file.flush)
-            await asyncio.to_thread(store.add_file, record, part)
-        finally:
-            await asyncio.to_thread(opening.__exit__, None, None, None)
+        with self._counted(principal.tenant):
+            opening = store.writing()
+            part, file = await asyncio.to_thread(opening.__enter__)
+            try:
+                record = await _read_upload(form, file, principal, store)
+                await asyncio.to_thread(file.flush)
+                await asyncio.to_thread(store.add_file, record, part)
+            finally:
+                await asyncio.to_thread(opening.__exit__, None, None, None)
         return json_response(record.told())
+
+    @contextlib.contextmanager
+    def _counted(self, tenant: str) -> Iterator[None]:
+        """Count an upload, whose bytes no bound counts before its end. Raises RateLimitError."""
+        if self._uploads[tenant] >= _MAX_UPLOADS:
+            raise RateLimitError(
+                f"{_MAX_UPLOADS} files of yours are being uploaded: wait for one of them.",
+                retry_after_s=1.0,
+                code="too_many_uploads",
+            )
+        self._uploads[tenant] += 1
+        try:
+            yield
+        finally:
+            self._uploads[tenant] -= 1
+            if not self._uploads[tenant]:
+                del self._uploads[tenant]
 
     async def list(self, request: Request, principal: Principal) -> Response:
         """Return a page of files, the latest first. Raises GatewayError."""

@@ -25,7 +25,7 @@ from outrider.gateway.http.apis.batches.input import (
     read_line,
     request_body,
 )
-from outrider.gateway.http.apis.batches.leases import BatchLeases, LineResult
+from outrider.gateway.http.apis.batches.leases import BatchLeases, LeaseLostError, LineResult
 from outrider.gateway.http.apis.batches.metrics import BatchMetrics
 from outrider.gateway.http.apis.batches.objects import BatchFault
 from outrider.gateway.http.apis.batches.output import (
@@ -231,12 +231,14 @@ class BatchWork:
             if self._fault() is not None:
                 return None
             parts.gate.num_own += 1
+            parts.metrics.requests.inc()
             try:
                 answered = await parts.ask.ask(
                     record.key_id, record.endpoint, body, line_id(record.id, number)
                 )
             finally:
                 parts.gate.num_own -= 1
+                parts.metrics.requests.dec()
         if answered.status in _FAILURE and parts.key_error(record.key_id) is not None:
             parts.ask.forgive(answered.rows)
             return None
@@ -302,6 +304,10 @@ class BatchWork:
         while True:
             try:
                 await asyncio.to_thread(self.parts.leases.commit, self.record.id, results)
+            except LeaseLostError:
+                for each in results:
+                    self.parts.ask.forgive(each.rows)
+                raise
             except StorageError as error:
                 logger.warning("results of a batch wait for the database error=%s", error)
                 await asyncio.sleep(_RETRY_S)
