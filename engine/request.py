@@ -90,6 +90,8 @@ class LatencyObjective:
     """The mean between tokens."""
     is_batch: bool = False
     """It is not urgent and fills what others leave."""
+    is_yielding: bool = False
+    """It is batch, and stands still while any other request is answered."""
     refuses: bool = False
     """If the first token cannot come in time, the request is refused at once."""
     is_assumed: bool = False

@@ -155,6 +155,8 @@ class SloQueue(FairQueue):
             return False
         if sequence in self._aged:
             return True
+        if sequence.request.objective.is_yielding and self._answers_others():
+            return False
         if self._slows_answers(sequence, now_s):
             return False
         if not self._is_pressed:
@@ -270,13 +272,27 @@ class SloQueue(FairQueue):
             return None
         least_s = min(spare_s.values(), default=math.inf)
         if least_s >= 0.0:
-            self._paused_since_s.clear()
-            return StepThrottle(paused=frozenset(), batch_prefill_s=least_s)
+            return self._yielding(least_s, now_s)
         paused: frozenset[Sequence] = frozenset()
         # For one that has no seat yet, it would only make all of them end later.
         if any(s.status is SequenceStatus.RUNNING for s in self._stated):
             paused = frozenset(s for s in self._batch_running if self._pauses(s, now_s))
         return StepThrottle(paused=paused, batch_prefill_s=0.0)
+
+    def _yielding(self, least_s: float, now_s: float) -> StepThrottle:
+        """Nobody is short of time: what yields stands still while others are answered."""
+        yielding = [s for s in self._batch_running if s.request.objective.is_yielding]
+        if not yielding or not self._answers_others():
+            self._paused_since_s.clear()
+            return StepThrottle(paused=frozenset(), batch_prefill_s=least_s)
+        paused = frozenset(s for s in yielding if self._pauses(s, now_s))
+        return StepThrottle(paused=paused, batch_prefill_s=0.0)
+
+    def _answers_others(self) -> bool:
+        """True if a sequence is answered that is not batch."""
+        return any(
+            s.status is SequenceStatus.RUNNING and s not in self._batch for s in self._charges
+        )
 
     def _pauses(self, sequence: Sequence, now_s: float) -> bool:
         """True if its pause begins or goes on; after `max_pause_s` it gets one step."""

@@ -11,6 +11,7 @@ SHORT_CHAT: Final = "short-chat"
 LONG_CONTEXT: Final = "long-context"
 TOOL_CALLING: Final = "tool-calling"
 BATCH: Final = "batch"
+IDLE: Final = "idle"
 
 MAX_CLASSES: Final = 32
 
@@ -29,6 +30,8 @@ class SloClassSettings(Section):
     """Mean time between the tokens of an answer."""
     is_batch: bool = False
     """Batch work, which uses only the capacity that other classes leave."""
+    is_yielding: bool = False
+    """Batch work that stands still while anything else is answered."""
 
 
 # The first three lie around the limits of MLPerf Inference for chats (450 ms and 40 ms for
@@ -38,6 +41,7 @@ _DEFAULT_CLASSES: Final = {
     LONG_CONTEXT: SloClassSettings(ttft_ms=6000.0, inter_token_ms=150.0),
     TOOL_CALLING: SloClassSettings(ttft_ms=2000.0, inter_token_ms=100.0),
     BATCH: SloClassSettings(is_batch=True),
+    IDLE: SloClassSettings(is_batch=True, is_yielding=True),
 }
 
 

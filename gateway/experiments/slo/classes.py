@@ -104,6 +104,7 @@ class SloClasses:
             ttft_s=ttft_s,
             inter_token_s=inter_token_s,
             is_batch=settings.is_batch,
+            is_yielding=settings.is_batch and settings.is_yielding,
             refuses=self._refuses(ttft_s, is_own=own_ttft_ms is not None and not is_arms),
             is_assumed=slo is None and settings == _BUILT_IN.get(name) and not settings.is_batch,
         )

@@ -19,6 +19,7 @@ from outrider.verifier.params import SamplingParams, Tier
 from tests.engine.queue.simulation import BLOCK_SIZE, CAPACITY, Simulation, new_sequence
 
 BATCH = LatencyObjective(is_batch=True)
+YIELDING = LatencyObjective(is_batch=True, is_yielding=True)
 CONFIG = SloQueueConfig(
     unstated_ttft_s=10.0, late_aging_s=20.0, batch_aging_s=60.0, aged_every=4, max_pause_s=2.0
 )
@@ -261,6 +262,37 @@ def test_batch_goes_on_beside_answers_that_are_ahead() -> None:
     for _ in range(20):
         simulation.step()
     assert batch.num_output_tokens >= 18
+
+
+@pytest.mark.parametrize("objective", [soon(5.0, inter_token_s=0.3), NO_OBJECTIVE])
+def test_what_yields_stands_still_beside_any_other_answer(objective: LatencyObjective) -> None:
+    simulation = TimedSimulation(step_s=0.1)
+    yielding = simulation.ask(YIELDING, max_tokens=200)
+    simulation.step()
+    chat = simulation.ask(objective, max_tokens=60)
+    simulation.step()
+    late = simulation.ask(YIELDING)
+    written = []
+    for _ in range(45):
+        simulation.step()
+        written.append(yielding.num_output_tokens)
+    assert chat.num_output_tokens > 40
+    moved = [step for step, (a, b) in enumerate(pairwise(written)) if b > a]
+    assert 1 <= len(moved) <= 3, "it gets a step after each two seconds, and no more"
+    assert late.status is SequenceStatus.WAITING
+    simulation.run()
+    simulation.assert_forgotten()
+
+
+def test_what_yields_goes_on_beside_its_like() -> None:
+    simulation = TimedSimulation(step_s=0.1)
+    one, other = (simulation.ask(YIELDING, max_tokens=30) for _ in range(2))
+    batch = simulation.ask(BATCH, max_tokens=30)
+    for _ in range(20):
+        simulation.step()
+    assert min(each.num_output_tokens for each in (one, other, batch)) >= 18
+    simulation.run()
+    simulation.assert_forgotten()
 
 
 def test_a_batch_prompt_takes_no_more_of_a_pass_than_the_answers_beside_it_can_spare() -> None:

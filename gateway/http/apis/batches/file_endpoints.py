@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final, get_args
+from typing import BinaryIO, Final
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -99,7 +99,7 @@ class FileEndpoints:
         found, has_more = await asyncio.to_thread(
             required(self.store).files,
             principal.tenant,
-            purpose=query.get("purpose"),
+            purpose=_purpose(query.get("purpose"), "batch", "batch_output", None),
             limit=read_limit(query.get("limit"), MAX_FILES, MAX_FILES),
             order=_order(query.get("order", "desc")),
             after=query.get("after"),
@@ -196,7 +196,7 @@ async def _read_upload(
         id=f"file-{secrets.token_hex(16)}",
         tenant=principal.tenant,
         key_id=principal.key_id,
-        purpose=_purpose(fields.get("purpose")),
+        purpose=_purpose(fields.get("purpose"), "batch") or "batch",
         filename="".join(c if c.isprintable() else "_" for c in name[:_MAX_NAME_CHARS]),
         num_bytes=num_bytes,
         created_at=now_s,
@@ -228,11 +228,12 @@ async def _text(form: FormStream, name: str) -> str:
     return found.decode("utf-8", "replace").strip()
 
 
-def _purpose(text: str | None) -> Purpose:
-    if text == "batch":
-        return "batch"
-    known = ", ".join(repr(each) for each in get_args(Purpose)[:1])
-    raise BadRequestError(f"purpose: must be {known}.", param="purpose")
+def _purpose(text: str | None, *allowed: Purpose | None) -> Purpose | None:
+    for purpose in allowed:
+        if text == purpose:
+            return purpose
+    known = ", ".join(repr(each) for each in allowed if each)
+    raise BadRequestError(f"purpose: must be one of {known}.", param="purpose")
 
 
 def _ttl_s(fields: dict[str, str], usual_s: float) -> float:

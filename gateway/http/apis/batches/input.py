@@ -8,10 +8,13 @@ from typing import Any, Final
 import msgspec
 
 from outrider.gateway.http.apis.batches.objects import BatchFault
+from outrider.gateway.settings.slo import IDLE
 
 MAX_ID_CHARS: Final = 512
 _ENVELOPE_BYTES: Final = 8192
 """What a line may have around its request's body."""
+_LINES_AT_ONCE: Final = 64
+_BYTES_AT_ONCE: Final = 2**20
 
 
 class BatchLine(msgspec.Struct, frozen=True):
@@ -50,6 +53,20 @@ def numbered_lines(path: Path, max_body_bytes: int) -> Iterator[tuple[int, bytes
                 rest = file.readline(most)
             if line.strip():
                 yield number, line
+
+
+def portions(lines: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """Yield lines in lists that hold little: few lines, or one long one."""
+    part: list[tuple[int, bytes]] = []
+    num_bytes = 0
+    for number, line in lines:
+        part.append((number, line))
+        num_bytes += len(line)
+        if len(part) == _LINES_AT_ONCE or num_bytes >= _BYTES_AT_ONCE:
+            yield part
+            part, num_bytes = [], 0
+    if part:
+        yield part
 
 
 def read_line(number: int, line: bytes, endpoint: str) -> BatchLine:
@@ -115,7 +132,7 @@ def request_body(line: BatchLine) -> bytes:
         options: Any = msgspec.json.decode(given, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError:
         return msgspec.json.encode(line.body)  # to be refused by its reader
-    options["slo"] = {"class": "batch"}
+    options["slo"] = {"class": IDLE}
     return msgspec.json.encode({**line.body, "outrider": options})
 
 

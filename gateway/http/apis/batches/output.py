@@ -75,6 +75,8 @@ class OutputWriter:
         yield from failed
         done = self._leases.done_lines(batch.id)
         path = self._folder.path(batch.input_file_id)
+        if not path.is_file():
+            return
         for number, line in numbered_lines(path, self._max_body_bytes):
             if number not in done:
                 try:

@@ -1,6 +1,6 @@
 """Files and batches as the database has them. Times are seconds since 1970."""
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +19,11 @@ from outrider.gateway.http.apis.batches.objects import (
 
 OPEN: Final[tuple[BatchStatus, ...]] = ("validating", "in_progress", "finalizing", "cancelling")
 """The states of batches that are not over."""
+_AS_IT_IS: Final = ("id", "endpoint", "input_file_id", "status", "output_file_id", "error_file_id")
+_MOMENTS: Final = (
+    *("created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at"),
+    *("failed_at", "expired_at", "cancelling_at", "cancelled_at"),
+)
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,29 +89,17 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         faults = None
         if self.errors is not None:
             faults = BatchFaults(data=msgspec.json.decode(self.errors, type=list[BatchFault]))
+        same: dict[str, Any] = {name: getattr(self, name) for name in _AS_IT_IS}
+        same |= {name: _whole(getattr(self, name)) for name in _MOMENTS}
         return BatchObject(
-            id=self.id,
-            endpoint=self.endpoint,
-            model=self.model or None,
             errors=faults,
-            input_file_id=self.input_file_id,
-            status=self.status,
-            output_file_id=self.output_file_id,
-            error_file_id=self.error_file_id,
-            created_at=int(self.created_at),
-            in_progress_at=_whole(self.in_progress_at),
-            expires_at=int(self.expires_at),
-            finalizing_at=_whole(self.finalizing_at),
-            completed_at=_whole(self.completed_at),
-            failed_at=_whole(self.failed_at),
-            expired_at=_whole(self.expired_at),
-            cancelling_at=_whole(self.cancelling_at),
-            cancelled_at=_whole(self.cancelled_at),
+            model=self.model or None,
             request_counts=RequestCounts(
                 total=self.num_total, completed=self.num_completed, failed=self.num_failed
             ),
             usage=self._usage(),
             metadata=None if self.fields is None else msgspec.json.decode(self.fields),
+            **same,
         )
 
     def _usage(self) -> BatchUsage:

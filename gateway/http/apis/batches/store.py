@@ -16,6 +16,7 @@ from outrider.gateway.contract.errors.tree import (
     RateLimitError,
 )
 from outrider.gateway.http.apis.batches.folder import FileFolder
+from outrider.gateway.http.apis.batches.objects import Purpose
 from outrider.gateway.http.apis.batches.records import OPEN, BatchRecord, FileRecord
 from outrider.gateway.settings.batches import BatchSettings
 from outrider.gateway.storage.database import Database
@@ -92,7 +93,7 @@ class BatchStore:
         return FileRecord(**row)
 
     def files(
-        self, tenant: str, *, purpose: str | None, limit: int, order: Order, after: str | None
+        self, tenant: str, *, purpose: Purpose | None, limit: int, order: Order, after: str | None
     ) -> tuple[list[FileRecord], bool]:
         """Return a page of files, and whether more follow. Raises BadRequestError for `after`."""
         wanted = select(files).where(
@@ -204,6 +205,8 @@ class BatchStore:
     def _row(
         self, table: Table, tenant: str, row_id: str, *more: ColumnElement[bool]
     ) -> dict[str, Any] | None:
+        if not (row_id.isascii() and row_id.isprintable()):
+            return None  # which not every database takes
         wanted = select(table).where(table.c.id == row_id, table.c.tenant == tenant, *more)
         with self.database.read() as connection:
             row = connection.execute(wanted).mappings().first()

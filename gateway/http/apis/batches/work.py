@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +22,7 @@ from outrider.gateway.http.apis.batches.input import (
     LineFaultError,
     checked_lines,
     numbered_lines,
+    portions,
     read_line,
     request_body,
 )
@@ -40,13 +41,13 @@ from outrider.gateway.http.apis.batches.store import BatchStore
 
 logger = logging.getLogger(__name__)
 
-_LINES_AT_ONCE: Final = 16
 _HELD_S: Final = 60.0
 """A batch that has waited so long for idle capacity is left to other processes."""
 _RETRY_S: Final = 1.0
 _MAX_WAIT_S: Final = 60.0
 _MAX_TRIES: Final = 3
 _GRACE_S: Final = 30.0
+_LOST: Final = "The input file is not there any more."
 _FULL: Final = 429
 _WAITED_FOR: Final = frozenset({_FULL, 503})
 _REPEATED: Final = frozenset({500, 502})
@@ -81,6 +82,7 @@ class BatchWork:
 
     parts: WorkParts
     record: BatchRecord
+    _is_input_lost: bool = False
     _uncommitted: list[tuple[LineResult, asyncio.Future[None]]] = field(default_factory=list)
     _commits: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -89,7 +91,11 @@ class BatchWork:
         if self.record.status == "validating" and (over := await self._validated()) is not None:
             return over
         if self.record.status == "in_progress":
-            await self._answer_lines()
+            path = self.parts.store.folder.path(self.record.input_file_id)
+            if await asyncio.to_thread(path.is_file):
+                await self._answer_lines(path)
+            else:
+                self._is_input_lost = True
         return await self._end()
 
     # ---- before
@@ -143,22 +149,20 @@ class BatchWork:
         try:
             written = self.parts.writer.file_of(record, "error", wrong())
         except FileNotFoundError:
-            text = "The input file is not there any more."
-            return ((), [BatchFault(code="file_not_found", message=text)]), {}
+            return ((), [BatchFault(code="file_not_found", message=_LOST)]), {}
         return (None if written is None else ((written,), faults)), counted
 
     # ---- meanwhile
 
-    async def _answer_lines(self) -> None:
+    async def _answer_lines(self, path: Path) -> None:
         """Answer all requests that have no result yet, until something stops the batch."""
         done = await asyncio.to_thread(self.parts.leases.done_lines, self.record.id)
-        path = self.parts.store.folder.path(self.record.input_file_id)
         lines = numbered_lines(path, self.parts.max_body_bytes)
-        waiting = ((number, line) for number, line in lines if number not in done)
+        waiting = portions((number, line) for number, line in lines if number not in done)
         seats = asyncio.Semaphore(self.parts.store.settings.concurrent_requests)
         answering: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as tasks:
-            while part := await asyncio.to_thread(lambda: list(islice(waiting, _LINES_AT_ONCE))):
+            while part := await asyncio.to_thread(next, waiting, None):
                 for number, line in part:
                     await self._seated(seats)
                     if self._fault() is not None:
@@ -189,6 +193,8 @@ class BatchWork:
         if self.parts.store.wall_clock() >= record.expires_at:
             text = "This request could not be executed before the completion window expired."
             return BatchFault(code="batch_expired", message=text)
+        if self._is_input_lost:
+            return BatchFault(code="file_not_found", message=_LOST)
         if (error := self.parts.key_error(record.key_id)) is not None:
             return BatchFault(code=error.code or "invalid_api_key", message=str(error))
         return None

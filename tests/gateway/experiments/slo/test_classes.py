@@ -83,8 +83,10 @@ def test_what_neither_request_nor_settings_say_is_assumed() -> None:
 
 def test_a_class_without_objectives_asks_the_engine_for_nothing() -> None:
     assert CLASSES.resolve(options(**{"class": "free"})).objective is NO_OBJECTIVE
+    idle = CLASSES.resolve(options(**{"class": "idle"})).objective
+    assert (idle.is_batch, idle.is_yielding) == (True, True)
     batch = CLASSES.resolve(options(**{"class": "batch"})).objective
-    assert batch.is_batch
+    assert (batch.is_batch, batch.is_yielding) == (True, False)
     assert batch.ttft_s is None
 
 
@@ -116,7 +118,8 @@ def test_changing_a_standard_class_leaves_the_others_as_they_are() -> None:
     changed = settings.classes["short-chat"]
     assert (changed.ttft_ms, changed.inter_token_ms) == (300, 100)
     assert settings.classes["batch"].is_batch
-    assert set(settings.classes) == {"short-chat", "long-context", "tool-calling", "batch"}
+    names = {"short-chat", "long-context", "tool-calling", "batch", "idle"}
+    assert set(settings.classes) == names
     assert SloSettings.model_validate_json(settings.model_dump_json()) == settings
 
 
@@ -127,7 +130,7 @@ def test_changing_a_standard_class_leaves_the_others_as_they_are() -> None:
         ({"voice": {"ttft_ms": -1}}, "greater than or equal to 0"),
         ({"voice": {"ttft": 1}}, "Extra inputs"),
         ({"voice": 7}, "valid dictionary"),
-        ({f"c{i}": {} for i in range(40)}, "44 classes are too many; define at most 32"),
+        ({f"c{i}": {} for i in range(40)}, "45 classes are too many; define at most 32"),
     ],
 )
 def test_classes_that_cannot_be_are_refused(classes: dict[str, Any], what: str) -> None:

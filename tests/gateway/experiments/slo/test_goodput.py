@@ -113,4 +113,4 @@ def test_the_parts_work_without_settings() -> None:
     parts = SloParts()
     parts.goodput.observe(outcome())
     assert parts.goodput.goodputs()[0].num_requests == 1
-    assert parts.classes.names == ("short-chat", "long-context", "tool-calling", "batch")
+    assert parts.classes.names == ("short-chat", "long-context", "tool-calling", "batch", "idle")

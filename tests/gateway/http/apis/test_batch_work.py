@@ -151,6 +151,13 @@ def test_a_batch_ends_with_its_window(desk: OwnDesk) -> None:
     assert [each["error"]["code"] for each in errors] == ["batch_expired"] * 2
 
 
+def test_a_batch_whose_file_was_taken_away_ends(desk: OwnDesk) -> None:
+    record = begun(desk, line(1))
+    store_of(desk).folder.path(record.input_file_id).unlink()
+    batch = desk.over(record)
+    assert (batch.status, batch.errors.data[0].code) == ("failed", "file_not_found")
+
+
 def test_a_revoked_key_stops_its_batches(desk: OwnDesk) -> None:
     desk.world.says(SAYS, gap_s=0.02)
     other = desk.other()

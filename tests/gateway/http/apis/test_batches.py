@@ -92,7 +92,7 @@ def test_requests_wait_for_what_others_leave(desk: OwnDesk) -> None:
     desk.over(desk.begin(line(1), line(2, outrider=own, service_tier="priority")))
     asked = desk.world.engine.submitted
     assert len(asked) == 2
-    assert all(request.objective.is_batch for request in asked)
+    assert all(request.objective.is_yielding for request in asked)
 
 
 # ---- broken files --------------------------------------------------------------------------------
@@ -213,6 +213,16 @@ def test_a_file_that_a_batch_needs_stays(opened: OpenWorld) -> None:
         batch = desk.begin(line(1))
         with pytest.raises(openai.ConflictError):
             desk.client.files.delete(batch.input_file_id)
+
+
+@pytest.mark.parametrize(
+    "name", ["file-%00", "file-%F0%9F%98%80", "%2e%2e%2foutrider.db", "x" * 999]
+)
+def test_an_id_that_is_none_is_not_found(desk: OwnDesk, name: str) -> None:
+    headers = {"authorization": f"Bearer {desk.key}"}
+    for path in (f"files/{name}", f"files/{name}/content", f"batches/{name}"):
+        answer = httpx.get(f"{desk.world.url}/v1/{path}", headers=headers)
+        assert answer.status_code == 404, answer.text
 
 
 def test_another_tenant_finds_nothing(desk: OwnDesk) -> None:

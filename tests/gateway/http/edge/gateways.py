@@ -18,6 +18,7 @@ from outrider.gateway.tenancy.keys.records import KeyOrder
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.wiring.application import build_app
+from outrider.gateway.wiring.batches import build_batch_store
 from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.responses import build_response_store
 from outrider.gateway.wiring.tenancy import build_tenancy
@@ -61,7 +62,11 @@ def whole_gateway(
     """`folder` is for the database of keys and the ledger; None: no keys are wanted."""
     engine = ScriptedClient(vocab_size=420, max_context=max_context, script=_script_of)
     metrics = GatewayMetrics()
-    tenancy = Tenancy() if folder is None else build_tenancy(_settings(folder), metrics.registry)
+    tenancy, batches = Tenancy(), None
+    if folder is not None:
+        settings = _settings(folder)
+        tenancy = build_tenancy(settings, metrics.registry)
+        batches = build_batch_store(settings, tenancy.database)
     parts = parts_over(
         engine,
         tokenizer,
@@ -70,6 +75,7 @@ def whole_gateway(
         tenancy=tenancy,
         http=http or HttpSettings(),
         edge_metrics=EdgeMetrics(metrics.registry),
+        batches=batches,
         responses=build_response_store(load_settings(flags={"responses.store": True}, environ={})),
     )
     return Whole(EdgeHeaders(build_app(parts)), engine, parts)
@@ -91,5 +97,6 @@ def _settings(folder: Path) -> Settings:
         "database_url": with_tables(folder / "outrider.db"),
         "keys.mode": "required",
         "keys.admin_token": ADMIN_TOKEN,
+        "batches.enabled": True,
     }
     return load_settings(flags=flags, environ={})
