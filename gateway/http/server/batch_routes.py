@@ -45,6 +45,7 @@ _FORM: Final = {
         "expires_after[seconds]": {"type": "integer", "minimum": MIN_TTL_S, "maximum": MAX_TTL_S},
     },
     "required": ["file", "purpose"],
+    "additionalProperties": False,
 }
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from outrider.gateway.contract.schema.common import RequestModel
+from outrider.gateway.contract.schema.common import WHOLE, RequestModel
 from outrider.gateway.contract.schema.structs import CompleteModel, says
 
 Purpose = Literal["batch", "batch_output"]
@@ -62,7 +62,7 @@ class OutputExpiry(RequestModel):
     """When the files of results expire."""
 
     anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(ge=MIN_TTL_S, le=MAX_TTL_S)]
+    seconds: Annotated[int, Field(ge=MIN_TTL_S, le=MAX_TTL_S), WHOLE]
 
 
 class BatchCreation(RequestModel):

@@ -26,7 +26,7 @@ _SEMANTIC = re.compile(
     "give one of the two|not exist[:;]|cannot be a name or an id|no content to continue|"
     "log-probabilities of (the|at most)|Previous response with|response has no item|"
     "begins with none of the triggers|structures and triggers, or format alone|a raw prompt|"
-    "Item with id .* not found|functions is missing|is none of functions|"
+    "after: there is no|Item with id .* not found|functions is missing|is none of functions|"
     r"^prompt(\.\d+)?: String should have at least 1 character|"  # but beside a suffix
     r"^answer\b|^request: needed|must be 0 with outrider\.judge|"  # an answer is any JSON object
     r"^response_format\.format\b"  # xgrammar's notation, which is not described
