@@ -8,7 +8,8 @@ without a batch under way, at the same moments; the mock takes its time for each
 does. Gateway and clients have a core each.
 
 Reading it: `lost` and `charged twice` must be 0. `added p99` is what the batch adds to the
-interactive requests' 99th percentile, as a share of it.
+interactive requests' 99th percentile, as a share of it. `--model large` asks the bundled large
+model in place of the mock, in the second part.
 
     python -m benchmarks.gateway.bench_batches
 """
@@ -52,6 +53,7 @@ from outrider.gateway.storage.tables import ledger
 
 WITH: Final = "with a batch"
 WITHOUT: Final = "without"
+MODELS: Final = ("cloud", "large")
 _NUM_KILLS: Final = 3
 _MAX_SHARE: Final = 0.02
 _TIMEOUT_S: Final = 1800.0
@@ -69,12 +71,15 @@ class Options(benchmark.Options):
     seconds: float = option(25.0, "a window")
     repeats: int = option(4, "measured rounds")
     seed: int = option(0)
+    model: str = option("cloud", "cloud: the mock; large: the bundled pair's", choices=MODELS)
 
 
 @contextlib.contextmanager
-def running(mock: Server, database: Path, core: int | None) -> Iterator[Server]:
-    """A gateway over the mock, with batches in this database."""
-    options = ["--large", "none", "--small", "none"]
+def running(
+    mock: Server, database: Path, core: int | None, *, loads_model: bool = False
+) -> Iterator[Server]:
+    """A gateway over the mock, with batches in this database; with the bundled large model."""
+    options = ["--large", "demo" if loads_model else "none", "--small", "none"]
     for setting in (
         f"database_url=sqlite:///{database}",
         "batches.enabled=true",
@@ -86,15 +91,15 @@ def running(mock: Server, database: Path, core: int | None) -> Iterator[Server]:
         yield server
 
 
-def begin(server: Server, num_requests: int, tokens: int) -> str:
-    """Begin a batch; return its id."""
+def begin(server: Server, num_requests: int, tokens: int, model: str = "cloud") -> str:
+    """Begin a batch of a model; return its id."""
     lines = (
         {
             "custom_id": f"q{number}",
             "method": "POST",
             "url": "/v1/chat/completions",
             "body": {
-                "model": "cloud",
+                "model": model,
                 "messages": [{"role": "user", "content": f"Question {number}"}],
                 "max_tokens": tokens,
             },
@@ -190,11 +195,16 @@ def measure_interactive(options: Options, core: int | None, other: int | None) -
     with (
         tempfile.TemporaryDirectory() as folder,
         mock_server(mock_options, core=other) as mock,
-        running(mock, Path(folder) / "bench.db", core) as server,
+        running(
+            mock,
+            Path(folder) / "bench.db",
+            None if options.model == "large" else core,
+            loads_model=options.model == "large",
+        ) as server,
     ):
 
         def window(name: str, seconds: float) -> Window:
-            words = ["--model", "cloud", "--whole", "--rate", str(options.rate)]
+            words = ["--model", options.model, "--whole", "--rate", str(options.rate)]
             words += ["--max-tokens", str(options.tokens), "--seconds", str(seconds)]
             words += ["--seed", str(next(seeds[name])), "--sentences", "3", "--warm-up", "5"]
             with _batch_beside(server, options, num_done) if name == WITH else _nothing():
@@ -219,7 +229,7 @@ def measure_interactive(options: Options, core: int | None, other: int | None) -
 @contextlib.contextmanager
 def _batch_beside(server: Server, options: Options, num_done: list[int]) -> Iterator[None]:
     """Work on a batch meanwhile, and note how much of it was done."""
-    batch_id = begin(server, 5000, options.tokens)
+    batch_id = begin(server, 5000, options.tokens, options.model)
     wait_until(server, batch_id, lambda batch: _num_done(batch) > 0)
     yield
     httpx.post(f"{server.url}/batches/{batch_id}/cancel").raise_for_status()
@@ -292,7 +302,11 @@ _WRONG: Final = frozenset(
 )
 
 BENCHMARK: Final = Benchmark(
-    options=Options, measure=measure, tables=tables, goals=goals, variant="mock"
+    options=Options,
+    measure=measure,
+    tables=tables,
+    goals=goals,
+    variant=lambda options: "mock" if options.model == "cloud" else "demo",
 )
 
 if __name__ == "__main__":
