@@ -52,6 +52,11 @@ KEPT: Final = (
         where="engine.kv_folder",
         setting=("engine", "kv_folder_ttl_s"),
     ),
+    Kept(
+        what="files and batches",
+        where="database, batches.folder",
+        setting=("batches", "ttl_s"),
+    ),
     Kept(what="named prompts", where="engine, engine.kv_folder", otherwise="as each says"),
     Kept(
         what="the ledger",

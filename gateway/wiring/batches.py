@@ -34,17 +34,23 @@ _SUFFIX: Final = ".files"
 
 def build_batch_store(settings: Settings, database: Database | None) -> BatchStore | None:
     """Build the store and make its folder; None without batches. Raises SettingsError."""
-    options = settings.batches
-    if not options.enabled or database is None:
+    if not settings.batches.enabled or database is None:
         return None
-    place = folder_beside(database, _SUFFIX) if options.folder is None else options.folder
-    folder = FileFolder(place.expanduser().absolute())
+    store = batch_store(settings, database)
     try:
-        folder.open()
+        store.folder.open()
     except OSError as error:
         raise SettingsError(
-            f"batches.folder: {folder.folder} cannot be made: {error.strerror}"
+            f"batches.folder: {store.folder.folder} cannot be made: {error.strerror}"
         ) from None
+    return store
+
+
+def batch_store(settings: Settings, database: Database) -> BatchStore:
+    """Return the store of a database, also where batches are off now."""
+    options = settings.batches
+    place = folder_beside(database, _SUFFIX) if options.folder is None else options.folder
+    folder = FileFolder(place.expanduser().absolute())
     return BatchStore(database, folder, options, time.time)
 
 

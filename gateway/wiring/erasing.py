@@ -23,6 +23,8 @@ def erasable_stores(settings: Settings, database: Database) -> Iterator[Erasable
     yield ErasableStore(name="ledger rows", erase=partial(_erase_ledger, database))
     yield ErasableStore(name="feedback", erase=partial(_erase_feedback, database))
     yield ErasableStore(name="audit details", erase=partial(_erase_audit, database))
+    erase = partial(_erase_batches, settings, database)
+    yield ErasableStore(name="files and batches", erase=erase)
     capture = settings.telemetry.capture.folder
     if capture is not None and capture.is_dir():
         erase = partial(_erase_captured, capture)
@@ -69,6 +71,12 @@ def _erase_rows(
         if not count:
             return num_rows
         num_rows += count
+
+
+def _erase_batches(settings: Settings, database: Database, subject: Subject) -> int:
+    from outrider.gateway.wiring.batches import batch_store
+
+    return 0 if subject.tenant is None else batch_store(settings, database).erase(subject.tenant)
 
 
 def _erase_captured(folder: Path, subject: Subject) -> int:

@@ -20,7 +20,7 @@ from outrider.gateway.http.apis.batches.objects import Purpose
 from outrider.gateway.http.apis.batches.records import OPEN, BatchRecord, FileRecord
 from outrider.gateway.settings.batches import BatchSettings
 from outrider.gateway.storage.database import Database
-from outrider.gateway.storage.tables import batches, files
+from outrider.gateway.storage.tables import batch_results, batches, files
 
 Order = Literal["asc", "desc"]
 Record = TypeVar("Record", FileRecord, BatchRecord)
@@ -188,6 +188,20 @@ class BatchStore:
         for file_id in expired:
             self.folder.remove(file_id)
         return len(expired) + self._remove_left_over(now_s)
+
+    def erase(self, tenant: str) -> int:
+        """Delete all of a tenant's; return the number of files and batches."""
+        own = select(batches.c.id).where(batches.c.tenant == tenant)
+        with self.database.write() as connection:
+            results = delete(batch_results).where(batch_results.c.batch_id.in_(own))
+            connection.execute(results)
+            count = connection.execute(delete(batches).where(batches.c.tenant == tenant)).rowcount
+            of_tenant = files.c.tenant == tenant
+            ids = list(connection.execute(select(files.c.id).where(of_tenant)).scalars())
+            connection.execute(delete(files).where(of_tenant))
+        for file_id in ids:
+            self.folder.remove(file_id)
+        return count + len(ids)
 
     def _remove_left_over(self, now_s: float) -> int:
         found = {path.name: path for path in self.folder.left_over(now_s)}

@@ -238,6 +238,21 @@ def test_what_has_expired_is_deleted(desk: OwnDesk) -> None:
         store.file(tenant, waiting.id)
 
 
+def test_a_tenant_is_erased_with_its_files_and_results(desk: OwnDesk) -> None:
+    desk.over(desk.begin(line(1)))
+    begun(desk, line(1), line(2), owned_until=time.time() + 100)
+    leases_of(desk, "killed").commit(f"batch_{2:032x}", [FIRST])
+    other = desk.other()
+    other.upload(line(1))
+    store = store_of(desk)
+    assert store.erase(desk.tenant) == 5, "two batches, two inputs and an output"
+    assert store.erase(desk.tenant) == 0
+    with desk.books.database.read() as connection:
+        assert not connection.execute(select(tables.batch_results)).all()
+    left = [path for path in store.folder.folder.iterdir() if path.is_file()]
+    assert [path.name for path in left] == [each.id for each in other.client.files.list()]
+
+
 def test_without_keys_everybodys_batches_are_one_tenants(
     open_world: OpenWorld, tmp_path: Any
 ) -> None:
