@@ -20,6 +20,7 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "train": ("torch", "transformers", "tqdm"),
         "bench": ("matplotlib",),
         "postgres": ("psycopg",),
+        "sign-in": ("jwt", "cryptography"),
     }
 )
 """The modules of each extra that are imported."""

@@ -48,6 +48,7 @@ from outrider.gateway.settings.sections import (
 from outrider.gateway.settings.sections import SpeculationSettings as SpeculationSettings
 from outrider.gateway.settings.sections import bundled_pair as bundled_pair
 from outrider.gateway.settings.sections import is_missing_folder as is_missing_folder
+from outrider.gateway.settings.sign_in import SignInSettings
 from outrider.gateway.settings.slo import SloSettings
 from outrider.gateway.settings.sources import (
     ENV_PREFIX,
@@ -113,6 +114,7 @@ class Settings(BaseSettings):
     limits: LimitSettings = Field(default_factory=LimitSettings)
     http: HttpSettings = Field(default_factory=HttpSettings)
     keys: KeySettings = Field(default_factory=KeySettings)
+    sign_in: SignInSettings = Field(default_factory=SignInSettings)
     ledger: LedgerSettings = Field(default_factory=LedgerSettings)
     charges: dict[str, UpstreamPriceSettings] = Field(default_factory=dict)
     """Prices that clients pay, by tier, in USD per million tokens; unset tiers: what their tokens

@@ -50,6 +50,7 @@ from outrider.gateway.wiring.answering import (
 from outrider.gateway.wiring.batches import build_batches
 from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.responses import conversations
+from outrider.gateway.wiring.sign_in import sign_in_endpoints
 from outrider.gateway.workers.line import Handler
 from outrider.gateway.workers.merging import Families, collected
 from outrider.gateway.workers.siblings import Siblings
@@ -124,6 +125,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         stored=StoredEndpoints(conversations=conversations(parts)),
         passing=passing,
         batches=batches.routes,
+        sign_in=sign_in_endpoints(parts.tenancy.keys.authenticator, parts.sign_in),
     )
     if parts.siblings is not None:
         _serve_siblings(parts, parts.siblings, routes, adapters)

@@ -155,6 +155,7 @@ def build_parts(
         signing_keys=signing_keys(settings.receipts),
         responses=build_response_store(settings),
         batches=build_batch_store(settings, tenancy.database),
+        sign_in=settings.sign_in,
         metrics=metrics,
         tenancy=tenancy,
         http=settings.http,

@@ -25,6 +25,7 @@ from outrider.gateway.settings.adapters import AdapterSettings
 from outrider.gateway.settings.alerts import AlertSettings
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.settings.http_bounds import HttpSettings
+from outrider.gateway.settings.sign_in import SignInSettings
 from outrider.gateway.telemetry.capture import NULL_CAPTURE, Capture
 from outrider.gateway.telemetry.tracer import NULL_TRACER, Tracer
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
@@ -80,6 +81,7 @@ class GatewayParts:
     unknown_fields: UnknownFields = "refuse"
     reasoning_field: ReasoningField = "reasoning_content"
     cache: CacheParts = field(default_factory=CacheParts)
+    sign_in: SignInSettings = field(default_factory=SignInSettings)
     responses: ResponseStore | None = None
     """None where responses are not stored."""
     batches: BatchStore | None = None

@@ -23,6 +23,7 @@ from outrider.gateway.tenancy.limits.presence import GatewayPresence
 from outrider.gateway.tenancy.limits.redis_limiter import RedisLimiter
 from outrider.gateway.tenancy.limits.unlimited import UncountedLimits
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
+from outrider.gateway.wiring.sign_in import build_sign_in
 
 
 def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
@@ -30,8 +31,11 @@ def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
     prices = PriceBook.from_settings(settings)
     database = open_database(settings)
     limit_metrics = LimitMetrics(registry)
+    keys = build_key_parts(settings, database, TenantMetrics(registry))
+    if settings.sign_in.issuers:
+        keys.authenticator.sign_in = build_sign_in(settings, keys, registry)
     return Tenancy(
-        keys=build_key_parts(settings, database, TenantMetrics(registry)),
+        keys=keys,
         limiter=_build_limiter(settings, database, limit_metrics),
         ledger=_build_ledger(settings, database, prices, registry),
         prices=prices,

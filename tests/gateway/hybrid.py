@@ -229,6 +229,7 @@ def hybrid(
             cache=build_cache(settings),
             responses=build_response_store(settings),
             batches=build_batch_store(settings, tenancy.database),
+            sign_in=settings.sign_in,
             metrics=metrics,
             tenancy=tenancy,
             experiments=build_experiments(settings.experiments, tenancy.database, metrics.registry),

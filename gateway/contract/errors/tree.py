@@ -21,11 +21,14 @@ GatewayError
         UnavailableError, ThrottledError, DeadlineExceededError
     this process
         DrainingError, StorageError
+    an issuer of tokens
+        IssuerUnavailableError
 
 `outrider.gateway.contract.errors.http` holds the status and the code of each;
 `outrider.engine.errors` the engine's own tree.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
@@ -277,6 +280,23 @@ class AuthenticationError(GatewayError):
 
     def __init__(self, message: str, *, code: str = "invalid_api_key") -> None:
         super().__init__(message, code=code)
+
+
+class IssuerUnavailableError(GatewayError):
+    """The token may be valid, but its issuer's keys are not there to say so."""
+
+    _MAX_WAIT_S: Final = 2.0
+
+    def __init__(self, message: str, fetch: asyncio.Task[None] | None = None) -> None:
+        """`fetch`: reads the keys now."""
+        super().__init__(message, code="issuer_unavailable")
+        self.retry_after_s = 1.0
+        self._fetch = fetch
+
+    async def fetched(self) -> None:
+        """Wait until the keys have been read, but no more than two seconds."""
+        if self._fetch is not None:
+            await asyncio.wait({self._fetch}, timeout=self._MAX_WAIT_S)
 
 
 class PermissionDeniedError(GatewayError):

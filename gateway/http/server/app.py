@@ -104,6 +104,14 @@ from outrider.gateway.http.server.openapi_document import OpenApiEndpoint
 from outrider.gateway.http.server.pages import ADMIN_PATH, DASHBOARD_PATH, PLAYGROUND_PATHS, Pages
 from outrider.gateway.http.server.pass_through_endpoints import PassThroughEndpoints
 from outrider.gateway.http.server.status import StatusEndpoints
+from outrider.gateway.http.sign_in.code_flow import CALLBACK_PATH
+from outrider.gateway.http.sign_in.endpoints import (
+    AUTH_PATHS,
+    LOGIN_PATH,
+    LOGOUT_PATH,
+    SESSION_PATH,
+    SignInEndpoints,
+)
 from outrider.gateway.settings.extras import own_version
 from outrider.gateway.tenancy.keys.admin import AdminApi
 from outrider.gateway.tenancy.keys.admin_handlers import AdminHandlers
@@ -174,6 +182,7 @@ class Routes:
     passing: PassThroughEndpoints
     stored: StoredEndpoints
     batches: BatchRoutes
+    sign_in: SignInEndpoints
 
 
 def create_app(routes: Routes) -> AuthDispatcher:
@@ -204,7 +213,7 @@ def create_app(routes: Routes) -> AuthDispatcher:
     )
     for kind in (GatewayError, EngineError, HTTPException):
         app.add_exception_handler(kind, partial(handle_exception, bodies=problem_bodies))
-    return AuthDispatcher(
+    dispatcher = AuthDispatcher(
         app,
         {
             _CHAT: answers.chat,
@@ -222,8 +231,10 @@ def create_app(routes: Routes) -> AuthDispatcher:
         foreign_pages=routes.foreign_pages,
         problem_bodies=problem_bodies,
         sign_in=routes.pages.sign_in,
-        free_paths=FREE_PATHS | ({_METRICS} if routes.has_open_metrics else set()),
+        free_paths=FREE_PATHS | AUTH_PATHS | ({_METRICS} if routes.has_open_metrics else set()),
     )
+    dispatcher.sessions = routes.sign_in.sessions
+    return dispatcher
 
 
 def _add_routes(app: FastAPI, routes: Routes) -> None:
@@ -316,6 +327,10 @@ def _add_status_routes(app: FastAPI, routes: Routes) -> None:
         app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)(pages.playground)
     get(DASHBOARD_PATH, include_in_schema=False)(pages.dashboard)
     get(ADMIN_PATH, include_in_schema=False)(pages.admin)
+    get(LOGIN_PATH, include_in_schema=False)(routes.sign_in.login)
+    get(CALLBACK_PATH, include_in_schema=False)(routes.sign_in.callback)
+    get(SESSION_PATH, include_in_schema=False)(routes.sign_in.session)
+    app.post(LOGOUT_PATH, include_in_schema=False)(routes.sign_in.logout)
     figures = operation(Dashboard, "Figures of the dashboard.", operation_id="getDashboard")
     get("/v1/dashboard", openapi_extra=figures)(_with_principal(routes.dashboard.dashboard))
 

@@ -20,11 +20,16 @@ from outrider.gateway.contract.errors.http import (
     problem_of,
     report_problem,
 )
-from outrider.gateway.contract.errors.tree import AuthenticationError, GatewayError
+from outrider.gateway.contract.errors.tree import (
+    AuthenticationError,
+    GatewayError,
+    IssuerUnavailableError,
+)
 from outrider.gateway.http.edge.foreign_pages import ForeignPages
 from outrider.gateway.http.server.paths import meant_path
 from outrider.gateway.http.server.request_headers import HeadedRequest, RequestHeaders
 from outrider.gateway.http.server.veil import without_tiers
+from outrider.gateway.http.sign_in.sessions import Sessions
 from outrider.gateway.telemetry.log_context import begin_log_context
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
 
@@ -82,6 +87,8 @@ class AuthDispatcher:
         self._problem_bodies = problem_bodies
         self._sign_in = sign_in or {}
         self._free_paths = free_paths
+        self.sessions: Sessions | None = None
+        """Set where people sign in on the pages."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or the application's lifespan.
@@ -118,7 +125,12 @@ class AuthDispatcher:
         state["model"] = named_model
         try:
             if not needs_no_key:
-                state["principal"] = principal = self._principal(scope, headers)
+                try:
+                    principal = self._principal(scope, headers)
+                except IssuerUnavailableError as error:
+                    await error.fetched()
+                    principal = self._principal(scope, headers)
+                state["principal"] = principal
                 context.key = principal.key_id
             app = await self._endpoint(scope, receive, send_with_id, headers)
             await app(scope, receive, send_with_id)
@@ -133,12 +145,14 @@ class AuthDispatcher:
 
     def _principal(self, scope: Scope, headers: RequestHeaders) -> Principal:
         """Return who asks. Raises AuthenticationError, RateLimitError or PermissionDeniedError."""
+        authorization = headers.get("authorization")
+        api_key = headers.get("x-api-key") or headers.get("api-key")
+        if self.sessions is not None and not (authorization or api_key):
+            found = self.sessions.principal(scope["method"], headers)
+            if found is not None:
+                return found
         peer = scope.get("client")
-        principal = self._authenticate(
-            headers.get("authorization"),
-            headers.get("x-api-key") or headers.get("api-key"),
-            peer[0] if peer else None,
-        )
+        principal = self._authenticate(authorization, api_key, peer[0] if peer else None)
         if principal is ANONYMOUS:
             self._foreign_pages.check(scope["method"], headers)
         return principal

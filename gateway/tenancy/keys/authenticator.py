@@ -17,7 +17,14 @@ from outrider.gateway.tenancy.keys.admin_token import MAX_TOKEN_CHARS
 from outrider.gateway.tenancy.keys.auth_throttle import AuthThrottle
 from outrider.gateway.tenancy.keys.key_metrics import FailureReason, TenantMetrics
 from outrider.gateway.tenancy.keys.key_registry import KeyEntry, KeyRegistry
-from outrider.gateway.tenancy.keys.keys import ANONYMOUS, KeyHasher, Principal, Scopes, id_in
+from outrider.gateway.tenancy.keys.keys import (
+    ANONYMOUS,
+    SIGNED_IN_PREFIX,
+    KeyHasher,
+    Principal,
+    Scopes,
+    id_in,
+)
 
 EndRequest = Callable[[AuthenticationError], None]
 """Ends a running request with this error; called once, in the event loop, and must not block."""
@@ -28,6 +35,22 @@ class KeyState(Protocol):
 
     def gone(self, key_id: str) -> AuthenticationError | None:
         """Return why the key of a running request is not valid any more; None: it is valid."""
+
+
+class TokenCheck(Protocol):
+    """Finds the principals of identity providers' tokens."""
+
+    def principal(self, token: str) -> Principal:
+        """Return whom a token stands for.
+
+        Raises AuthenticationError, PermissionDeniedError or IssuerUnavailableError.
+        """
+
+    async def start(self) -> None:
+        """Begin."""
+
+    async def close(self) -> None:
+        """End."""
 
 
 class RunningRequests:
@@ -90,6 +113,8 @@ API_KEY: Final = Principal(
 """The principal of the key in the settings."""
 _MAX_CREDENTIAL_CHARS: Final = MAX_TOKEN_CHARS + 1
 """Longer ones are cut to this; none that long is valid, and each costs the same to hash."""
+_JWT: Final = "eyJ"
+"""Begins every JWT: `{"` in base64."""
 _MALFORMED: Final[FailureReason] = "malformed"
 _HOW: Final = "Send the header authorization: Bearer KEY, or x-api-key: KEY."
 _NOT_KNOWN: Final = (f"Unknown key. {_HOW}", "invalid_api_key")
@@ -125,7 +150,7 @@ class Authenticator:
 
         `tokens`: the secrets of the settings, ADMIN_TOKEN's and API_KEY's.
         """
-        self._hasher = hasher
+        self.hasher = hasher
         self._registry = registry
         self._mode = mode
         chosen = tokens or {}
@@ -136,6 +161,8 @@ class Authenticator:
         self._wall_clock = wall_clock
         self.running = RunningRequests(self)
         """Requests under way by key; they are ended when their key is not valid any more."""
+        self.sign_in: TokenCheck | None = None
+        """Set where identity providers' tokens count beside keys."""
         if registry is not None:
             registry.subscribe(self.running.check)
         # The digest compared with for unknown keys, so that it takes the same time.
@@ -145,8 +172,12 @@ class Authenticator:
 
     @property
     def has_keys(self) -> bool:
-        """Return whether there is a key in the settings, or has ever been one in the database."""
-        return self._has_api_key or (self._registry is not None and self._registry.has_keys)
+        """Return whether there is a key in the settings, or has ever been one in the database.
+
+        Identity providers are keys enough.
+        """
+        is_set = self._has_api_key or self.sign_in is not None
+        return is_set or (self._registry is not None and self._registry.has_keys)
 
     @property
     def is_open(self) -> bool:
@@ -157,9 +188,13 @@ class Authenticator:
         """Read the keys, and watch for changes. Raises DatabaseError."""
         if self._registry is not None:
             await self._registry.start()
+        if self.sign_in is not None:
+            await self.sign_in.start()
 
     async def close(self) -> None:
         """Look no more."""
+        if self.sign_in is not None:
+            await self.sign_in.close()
         if self._registry is not None:
             await self._registry.close()
 
@@ -169,17 +204,20 @@ class Authenticator:
         """Return the principal of the headers `authorization` and `x-api-key` from address `peer`.
 
         While no key is required, a missing or wrong one makes the request ANONYMOUS. Raises
-        AuthenticationError for a missing or wrong key, RateLimitError after too many wrong ones.
+        AuthenticationError for a missing or wrong key, RateLimitError after too many wrong ones;
+        for an identity provider's token IssuerUnavailableError too, and PermissionDeniedError.
         """
         credential = _credential(authorization, api_key)
         if credential is None:
             if self.is_open:
                 return ANONYMOUS
             raise self._failure("missing", peer)
-        digest = self._hasher.digest(credential)
+        digest = self.hasher.digest(credential)
         key_id = id_in(credential)
         if key_id is None:
             principal, reason = self._of_token(digest), _MALFORMED
+            if principal is None and self.sign_in is not None:
+                principal = self._of_jwt(self.sign_in, _bearer(authorization), digest, peer)
         else:
             principal, reason = self._key(key_id, digest)
         if principal is not None:
@@ -210,7 +248,9 @@ class Authenticator:
 
     def gone(self, key_id: str) -> AuthenticationError | None:
         """Return why the key of a running request is not valid any more; None: it is valid."""
-        is_no_key = key_id in (ANONYMOUS.key_id, ADMIN_TOKEN_ID, API_KEY_ID)
+        is_no_key = key_id in (ANONYMOUS.key_id, ADMIN_TOKEN_ID, API_KEY_ID) or (
+            key_id.startswith(SIGNED_IN_PREFIX)  # a token is good for what began with it
+        )
         if self._registry is None or self._mode == "off" or is_no_key:
             return None
         entry = self._registry.find(key_id)
@@ -260,6 +300,28 @@ class Authenticator:
                 found = principal
         return found
 
+    def _of_jwt(
+        self, sign_in: TokenCheck, token: str, digest: bytes, peer: str | None
+    ) -> Principal | None:
+        """Return whom an identity provider's token stands for; None where it is no such token.
+
+        Raises what `authenticate` does.
+        """
+        if not token.startswith(_JWT):
+            return None
+        try:
+            return sign_in.principal(token)
+        except AuthenticationError as error:
+            if self.is_open:
+                return None
+            is_old = error.code == "token_expired"
+            counted = self._counted("expired" if is_old else "token", None, digest, peer)
+            if counted == "throttled":
+                raise self._failure(counted, peer) from None
+            if self._metrics is not None:
+                self._metrics.failed(counted)
+            raise
+
     def _key(self, key_id: str, digest: bytes) -> tuple[Principal | None, FailureReason]:
         """Return the key's principal if the digest matches. Takes as long for unknown ids."""
         entry = (None if self._registry is None else self._registry.find(key_id)) or self._nobody
@@ -293,6 +355,12 @@ class Authenticator:
             retry_after_s=wait_s,
             code="too_many_wrong_keys",
         )
+
+
+def _bearer(authorization: str | None) -> str:
+    """Return the credential of a header with the scheme Bearer; empty for another."""
+    scheme, _, token = (authorization or "").strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _credential(authorization: str | None, api_key: str | None) -> str | None:

@@ -5,7 +5,9 @@ from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-FailureReason = Literal["missing", "malformed", "unknown", "expired", "revoked", "throttled"]
+FailureReason = Literal[
+    "missing", "malformed", "unknown", "expired", "revoked", "throttled", "token"
+]
 
 
 class TenantMetrics:

@@ -10,7 +10,7 @@ from outrider.gateway.storage.refresh import PeriodicRefresh
 from outrider.gateway.tenancy.keys.amounts import NO_LIMITS
 from outrider.gateway.tenancy.keys.key_store import KeyStore
 from outrider.gateway.tenancy.keys.keys import KeyHasher, Principal
-from outrider.gateway.tenancy.keys.records import KeyRecord, KeyTable
+from outrider.gateway.tenancy.keys.records import KeyRecord, KeyTable, TeamRecord
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class KeyRegistry:
         self._isolate_tenants = isolate_tenants
         self._version = _NEVER_READ
         self._entries: dict[str, KeyEntry] = {}
+        self._teams: dict[str, TeamRecord] = {}
         self._has_keys = False
         self._on_refresh: list[Callable[[], None]] = []
         self._refresh = PeriodicRefresh(
@@ -93,6 +94,21 @@ class KeyRegistry:
         principals = (each.principal for each in self._entries.values() if not each.is_revoked)
         return [principal for principal in principals if principal.is_limited]
 
+    @property
+    def version(self) -> int:
+        """Return a number that changes with the keys and teams."""
+        return self._version
+
+    def team(self, words: str) -> TeamRecord | None:
+        """Return the team of this id, else of this name."""
+        named = (team for team in self._teams.values() if team.name == words)
+        return self._teams.get(words) or next(named, None)
+
+    def cache_salt(self, tenant: str, end_user: str = "") -> str:
+        """Return the salt of a tenant's prefix cache, or of one person's in it."""
+        owner = f"{tenant}\0{end_user}" if end_user else tenant
+        return self._hasher.cache_salt(owner) if self._isolate_tenants else ""
+
     def subscribe(self, on_refresh: Callable[[], None]) -> None:
         """Have `on_refresh` called after each read of the keys, also after one that failed."""
         self._on_refresh.append(on_refresh)
@@ -115,6 +131,7 @@ class KeyRegistry:
             version = await asyncio.to_thread(self._store.version)
             if version != self._version:
                 table, self._entries = await asyncio.to_thread(self._read)
+                self._teams = dict(table.teams)
                 self._has_keys = self._has_keys or table.has_any
                 self._version = table.version
         finally:
@@ -150,7 +167,7 @@ class KeyRegistry:
             scopes=key.scopes,
             limits=key.limits,
             team_limits=NO_LIMITS if team is None else team.limits,
-            cache_salt=self._hasher.cache_salt(tenant) if self._isolate_tenants else "",
+            cache_salt=self.cache_salt(tenant),
             weight=key.weight if team is None else team.weight,
             labels=key.labels,
         )

@@ -13,6 +13,8 @@ from outrider.gateway.tenancy.keys.amounts import NO_LIMITS, LimitSpec
 
 KEY_PREFIX: Final = "or-"
 KEY_ID: Final = re.compile(r"[0-9a-z]{8}")
+SIGNED_IN_PREFIX: Final = "jwt-"
+"""Begins the `key_id` of whoever comes with an identity provider's token, and with no key."""
 
 _KEY: Final = re.compile(r"or-([0-9a-z]{8})[0-9A-Za-z]{43}")
 _ID_LETTERS: Final = string.digits + string.ascii_lowercase
@@ -145,6 +147,8 @@ class Principal:
     weight: float = 1.0
     """Its share of a full queue, against others."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    end_user: str = ""
+    """The person, as an identity provider vouches for it; empty for a key."""
     is_limited: bool = field(init=False, compare=False, default=False)
     """True if any limit counts the usage of this tenant."""
 

@@ -10,7 +10,7 @@ def listen_host(settings: Settings, has_keys: bool) -> tuple[str, str | None]:
     With `keys.mode` auto, a gateway without keys serves this machine alone.
     """
     host = settings.server.host
-    has_keys = has_keys or settings.keys.api_key is not None
+    has_keys = has_keys or settings.keys.api_key is not None or bool(settings.sign_in.issuers)
     if is_loopback(host) or has_keys or settings.keys.mode == "required":
         return host, None
     if settings.keys.mode == "off":

@@ -1,0 +1,122 @@
+"""Who has signed in on the pages: a sealed cookie, and a token against forged requests."""
+
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from starlette.datastructures import Headers
+
+from outrider.gateway.contract.errors.tree import AuthenticationError, PermissionDeniedError
+from outrider.gateway.http.sign_in.sealing import Seal, cookie_in
+from outrider.gateway.tenancy.keys.keys import KeyHasher, Principal
+from outrider.gateway.tenancy.sign_in.sign_in import Identity, SignIn
+
+logger = logging.getLogger(__name__)
+
+SESSION_COOKIE: Final = "__Host-outrider"
+CSRF_HEADER: Final = "x-outrider-csrf"
+
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_OF_COOKIE: Final = "Path=/; Secure; HttpOnly; SameSite"
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cookie says."""
+
+    issuer: str
+    end_user: str
+    grants: tuple[str, ...]
+    expires_at: float
+    """In seconds since 1970."""
+
+
+class Sessions:
+    """Reads and writes the cookie. It holds names of grants: what they allow, the settings say."""
+
+    def __init__(
+        self,
+        hasher: KeyHasher,
+        sign_in: SignIn,
+        session_s: float,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._seal = Seal(hasher, "session")
+        self._sign_in = sign_in
+        self._session_s = session_s
+        self._wall_clock = wall_clock
+
+    def begin(self, identity: Identity) -> str:
+        """Return the header `set-cookie` that signs someone in.
+
+        Raises PermissionDeniedError for someone without a team.
+        """
+        principal = self._sign_in.principal_of(identity)
+        logger.info("signed in name=%s key_id=%s", principal.name, principal.key_id)
+        session = Session(
+            issuer=identity.issuer,
+            end_user=identity.end_user,
+            grants=identity.grants,
+            expires_at=self._wall_clock() + self._session_s,
+        )
+        return set_cookie(SESSION_COOKIE, self._seal.sealed(session), self._session_s)
+
+    def read(self, headers: Headers) -> Session | None:
+        """Return the session of a request of our own pages; None where there is none."""
+        cookie = cookie_in(headers.get("cookie", ""), SESSION_COOKIE)
+        if cookie is None or not _is_ours(headers):
+            return None
+        session = self._seal.opened(cookie, Session)
+        is_over = session is None or session.expires_at <= self._wall_clock()
+        return None if is_over else session
+
+    def csrf_token(self, headers: Headers) -> str:
+        """Return what the session's changing requests carry in the header `x-outrider-csrf`."""
+        return self._seal.derived(cookie_in(headers.get("cookie", ""), SESSION_COOKIE) or "")
+
+    def check_csrf(self, headers: Headers) -> None:
+        """Raise PermissionDeniedError for a request that may not be our own page's."""
+        given = headers.get(CSRF_HEADER, "").encode("utf-8", "replace")
+        if not hmac.compare_digest(given, self.csrf_token(headers).encode()):
+            raise PermissionDeniedError(
+                f"A request with the session's cookie needs the header {CSRF_HEADER} with the "
+                "csrf_token of GET /auth/session.",
+                code="csrf_token_required",
+            )
+
+    def principal(self, method: str, headers: Headers) -> Principal | None:
+        """Return who signed in, for a request without a key; None for nobody.
+
+        Raises PermissionDeniedError for a request that changes something without the token.
+        """
+        if (session := self.read(headers)) is None:
+            return None
+        if method not in _READING:
+            self.check_csrf(headers)
+        try:
+            return self.principal_of(session)
+        except AuthenticationError:
+            return None  # its issuer is no longer in the settings
+
+    def principal_of(self, session: Session) -> Principal:
+        """Return whom a session stands for now. Raises as SignIn.principal_of does."""
+        return self._sign_in.principal_of(
+            Identity(issuer=session.issuer, end_user=session.end_user, grants=session.grants)
+        )
+
+
+def _is_ours(headers: Headers) -> bool:
+    """Return whether a browser says that our own page asks, or that the address was typed.
+
+    SameSite=Strict keeps the cookie from other sites, and this from other origins of our site.
+    """
+    site = headers.get("sec-fetch-site")
+    is_typed = site == "none" and headers.get("sec-fetch-mode") == "navigate"
+    return site == "same-origin" or is_typed
+
+
+def set_cookie(name: str, value: str, max_age_s: float, same_site: str = "Strict") -> str:
+    """Return the header that sets a cookie of this origin, which no script reads."""
+    return f"{name}={value}; Max-Age={max_age_s:.0f}; {_OF_COOKIE}={same_site}"

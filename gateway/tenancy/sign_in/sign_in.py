@@ -1,0 +1,195 @@
+"""From a token to the principal that it stands for, as from a key."""
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from outrider.gateway.contract.errors.tree import (
+    AuthenticationError,
+    IssuerUnavailableError,
+    PermissionDeniedError,
+)
+from outrider.gateway.tenancy.keys.key_registry import KeyRegistry
+from outrider.gateway.tenancy.keys.keys import SIGNED_IN_PREFIX, Principal, Scopes
+from outrider.gateway.tenancy.sign_in.grants import matching, scopes_of, team_claims, team_of
+from outrider.gateway.tenancy.sign_in.issuer import Issuer
+from outrider.gateway.tenancy.sign_in.sign_in_metrics import SignInMetrics, TokenResult
+from outrider.gateway.tenancy.sign_in.tokens import TokenReader, TokenRefused, time_of
+
+_RESULTS: Final[Mapping[type[Exception], TokenResult]] = {
+    IssuerUnavailableError: "pending",
+    PermissionDeniedError: "no_team",
+}
+_MAX_KNOWN: Final = 10_000
+_MAX_END_USER_CHARS: Final = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who signed in: all that a principal is made of, so that it can be made anew."""
+
+    issuer: str
+    """The name in the settings."""
+    end_user: str
+    grants: tuple[str, ...]
+    """Names in the settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    principal: Principal
+    until_s: float
+    versions: tuple[int, int]
+    """Of the teams and of the issuer's keys: with others it is read again."""
+    issuer: Issuer
+
+
+class SignIn:
+    """Finds the principals of tokens; those that were verified are remembered until they expire.
+
+    For one event loop.
+    """
+
+    def __init__(
+        self,
+        issuers: Sequence[Issuer],
+        registry: KeyRegistry,
+        metrics: SignInMetrics,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+        max_known: int = _MAX_KNOWN,
+    ) -> None:
+        self.issuers = {issuer.name: issuer for issuer in issuers}
+        self._reader = TokenReader(issuers, wall_clock)
+        self._registry = registry
+        self._metrics = metrics
+        self._wall_clock = wall_clock
+        self._max_known = max_known
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        metrics.report_known(lambda: len(self._known))
+
+    async def start(self) -> None:
+        """Begin to read the issuers' keys."""
+        for issuer in self.issuers.values():
+            issuer.start()
+
+    async def close(self) -> None:
+        """Read them no more."""
+        for issuer in self.issuers.values():
+            await issuer.close()
+
+    def principal(self, token: str) -> Principal:
+        """Return whom a token stands for.
+
+        Raises AuthenticationError, PermissionDeniedError, and IssuerUnavailableError, after whose
+        fetch the same call may succeed.
+        """
+        digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+        known = self._known.get(digest)
+        if known is not None and self._counts(known):
+            return known.principal
+        try:
+            known = self._read(token)
+        except (AuthenticationError, PermissionDeniedError, IssuerUnavailableError) as error:
+            self._known.pop(digest, None)
+            self._metrics.checked(_RESULTS.get(type(error), "refused"))
+            raise
+        self._metrics.checked("verified")
+        self._known[digest] = known
+        if len(self._known) > self._max_known:
+            self._known.popitem(last=False)
+        return known.principal
+
+    def _counts(self, known: _Known) -> bool:
+        versions = (self._registry.version, known.issuer.version)
+        return self._wall_clock() < known.until_s and known.versions == versions
+
+    def _read(self, token: str) -> _Known:
+        issuer, claims = self._reader.read(token)
+        return _Known(
+            principal=self.principal_of(identity_of(issuer, claims)),
+            until_s=time_of(claims, "exp") + issuer.settings.clock_skew_s,
+            versions=(self._registry.version, issuer.version),
+            issuer=issuer,
+        )
+
+    async def identity(self, token: str, *, client_id: str, nonce: str) -> Identity:
+        """Return who signed in, by an ID token for this client. Raises as `principal` does."""
+        try:
+            issuer, claims = self._reader.read(token, client_id)
+        except IssuerUnavailableError as error:
+            await error.fetched()
+            issuer, claims = self._reader.read(token, client_id)
+        if claims.get("nonce") != nonce:
+            raise TokenRefused("it answers another sign-in (nonce)")
+        if claims.get("azp", client_id) != client_id:
+            raise TokenRefused("it is another client's (azp)")
+        return identity_of(issuer, claims)
+
+    def principal_of(self, identity: Identity) -> Principal:
+        """Return a principal. Raises TokenRefused and PermissionDeniedError."""
+        issuer = self.issuers.get(identity.issuer)
+        if issuer is None:
+            raise TokenRefused("its issuer is not one of sign_in.issuers")
+        settings = issuer.settings
+        grants = [settings.grants[name] for name in identity.grants if name in settings.grants]
+        scopes, named = scopes_of(grants), team_of(grants)
+        name = f"{issuer.name}:{identity.end_user}"
+        whole = hashlib.sha256(f"{settings.url}\0{identity.end_user}".encode()).hexdigest()
+        key_id = SIGNED_IN_PREFIX + whole[:28]
+        if named is None and (scopes.is_admin or scopes.reads_metrics):
+            # It administrates and generates nothing, as the admin token does.
+            scopes = Scopes(
+                models=frozenset(),
+                tiers=frozenset(),
+                is_admin=scopes.is_admin,
+                reads_metrics=scopes.reads_metrics,
+            )
+            return Principal(key_id=key_id, name=name, tenant=key_id, scopes=scopes)
+        team = None if named is None else self._registry.team(named)
+        if team is None:
+            raise _no_team(issuer, named)
+        return Principal(
+            key_id=key_id,
+            name=name,
+            tenant=team.team_id,
+            team_id=team.team_id,
+            scopes=scopes,
+            team_limits=team.limits,
+            cache_salt=self._registry.cache_salt(team.team_id, key_id),
+            weight=team.weight,
+            labels=team.labels,
+            end_user=identity.end_user,
+        )
+
+
+def identity_of(issuer: Issuer, claims: Mapping[str, Any]) -> Identity:
+    """Return who a token's claims say it is. Raises TokenRefused."""
+    name = issuer.settings.end_user_claim
+    end_user = claims.get(name)
+    if (
+        not isinstance(end_user, str)
+        or not 0 < len(end_user) <= _MAX_END_USER_CHARS
+        or not end_user.isprintable()
+    ):
+        raise TokenRefused(f"{name} is no text of 1 to {_MAX_END_USER_CHARS} visible characters")
+    return Identity(
+        issuer=issuer.name, end_user=end_user, grants=matching(issuer.settings.grants, claims)
+    )
+
+
+def _no_team(issuer: Issuer, named: str | None) -> PermissionDeniedError:
+    claims = team_claims(issuer.settings)
+    where = f"sign_in.issuers.{issuer.name}.grants"
+    if named is not None:
+        said = f"The token's team {named!r}, by {where}, does not exist."
+    elif claims:
+        said = f"The token's {' and '.join(claims)} have no team in {where}."
+    else:
+        said = f"No token has a team: {where} names none."
+    return PermissionDeniedError(
+        f"{said} Ask the operator.", param=", ".join(claims) or None, code="no_team"
+    )
