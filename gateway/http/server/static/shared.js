@@ -41,6 +41,7 @@ function keepKey(text) {
 function ask(path, options = {}) {
   const headers = { ...options.headers };
   if (key) headers.authorization = `Bearer ${key}`;
+  else if (session.csrf_token) headers["x-outrider-csrf"] = session.csrf_token;
   return fetch(path, { ...options, headers });
 }
 
@@ -66,8 +67,11 @@ function fail(card, message) {
 // Shows the form or the page, and the public part of the key.
 function showAccess() {
   byId("access").hidden = !isShut;
-  byId("holder").hidden = !key;
-  byId("holder-name").textContent = /^or-[0-9a-z]{8}/.exec(key)?.[0] ?? "without a name";
+  const isSession = !key && session.is_signed_in;
+  byId("holder").hidden = !key && !isSession;
+  byId("holder-name").textContent = isSession ? session.name : /^or-[0-9a-z]{8}/.exec(key)?.[0] ?? "without a name";
+  byId("holder-kind").textContent = isSession ? "signed in as" : "key";
+  byId("forget").textContent = isSession ? "Sign out" : "Forget";
   byId("in-the-clear").hidden = isSecureContext;
   page.show();
 }
@@ -139,8 +143,24 @@ function startAccess() {
     event.preventDefault();
     enter(byId("key").value.trim().replace(/^bearer\s+/i, ""));
   });
-  byId("forget").addEventListener("click", () => shut("The key was removed. Enter it again, or another one."));
+  byId("forget").addEventListener("click", async () => {
+    if (!key && session.is_signed_in) {
+      await signOut();
+      shut("You have signed out.");
+    } else shut("The key was removed. Enter it again, or another one.");
+  });
   // A page that came with 401 asks for a key at once; older browsers learn it from the first request.
   const arrival = performance.getEntriesByType("navigation")[0];
   if (!key && arrival?.responseStatus === 401) shut(ENTER); else showAccess();
+  arrive();
+}
+
+// Opens the page to whoever has signed in: a link from another site brings no cookie, and so a 401.
+async function arrive() {
+  await readSession();
+  if (key || !session.is_signed_in) return;
+  const wasShut = isShut;
+  isShut = false;
+  showAccess();
+  if (wasShut) page.opened(await ask(page.path));
 }

@@ -75,6 +75,8 @@ class ScriptedIssuer:
         self.asked: list[str] = []
         self.released = threading.Event()
         """Answers that hang wait for it."""
+        self.gateway = ""
+        """Where browsers are sent back to; empty: where they came from."""
         self.codes: dict[str, dict[str, str]] = {}
 
     def token(self, key: SigningKey | None = None, **claims: Any) -> str:
@@ -111,7 +113,7 @@ class ScriptedIssuer:
             code = f"code-{len(self.codes)}"
             self.codes[code] = form
             back = urlencode({"code": code, "state": form["state"], "iss": self.url})
-            return f"{form['redirect_uri']}?{back}"
+            return f"{self.gateway or form['redirect_uri']}?{back}"
         if path == "/token":
             return self._exchange(form, authorization)
         return None
