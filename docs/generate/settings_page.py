@@ -55,7 +55,7 @@ def settings_page() -> str:
 
 
 def _sections(toml: str) -> Iterator[_Section]:
-    """Read the commented file; sections that the operator names are called NAME and ARM."""
+    """Read the commented file; sections that the operator names are called NAME, ARM and GRANT."""
     section = _Section(name="")
     comments: list[str] = []
     for line in toml.splitlines():
@@ -75,10 +75,12 @@ def _sections(toml: str) -> Iterator[_Section]:
 
 def _general(name: str) -> str:
     """Return `tiers.NAME.timeouts` for the example's `tiers.cloud.timeouts`."""
-    first, _, *rest = name.split(".")
-    if rest[:1] == ["arms"]:
-        rest[1] = "ARM"
-    return ".".join((first, "NAME", *rest))
+    parts = name.split(".")
+    for section, place in (("arms", "ARM"), ("grants", "GRANT")):
+        if section in parts:
+            parts[parts.index(section) + 1] = place
+    parts[2 if parts[0] == "sign_in" else 1] = "NAME"
+    return ".".join(parts)
 
 
 def _default(section: str, name: str, value: str | None) -> str | None:
@@ -87,7 +89,7 @@ def _default(section: str, name: str, value: str | None) -> str | None:
         return value
     model: type[BaseModel] = Settings
     for part in section.split("."):
-        if part not in ("NAME", "ARM"):
+        if part not in ("NAME", "ARM", "GRANT"):
             kind = model.model_fields[part].annotation
             model = named_sections(kind) or cast(type[BaseModel], kind)
     found = model.model_fields[name].get_default(call_default_factory=True)

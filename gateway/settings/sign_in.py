@@ -74,7 +74,7 @@ class IssuerSettings(Section):
     """By how much its clock may differ from ours."""
     end_user_claim: str = "sub"
     """Claim that names the end user."""
-    grants: dict[str, GrantSettings] = Field(default_factory=dict)
+    grants: Annotated[dict[str, GrantSettings], Field(min_length=1)]
     """What its tokens may do, by names of your choice."""
     client_id: str | None = None
     """This gateway's name at the issuer; it lets people sign in on the pages."""

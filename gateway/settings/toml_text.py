@@ -11,6 +11,7 @@ from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.settings.experiments import ArmSpec, ExperimentSettings
 from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.paths import named_sections
+from outrider.gateway.settings.sign_in import GrantSettings, IssuerSettings
 from outrider.gateway.settings.tiers import UpstreamSettings
 
 
@@ -23,6 +24,14 @@ _EXAMPLES: Final[Mapping[str, tuple[str, BaseModel]]] = {
     "aliases": (
         "gpt-4o-mini",
         AliasSettings(models=("auto",), defaults={"temperature": 0.2}),
+    ),
+    "sign_in.issuers": (
+        "idp",
+        IssuerSettings(
+            url="https://idp.example",
+            audience=("outrider",),
+            grants={"people": GrantSettings(claim="groups", value="ml", team="research")},
+        ),
     ),
     "charges": ("large", UpstreamPriceSettings(prompt=2, completion=8)),
     "experiments": (

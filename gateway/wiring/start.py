@@ -20,6 +20,7 @@ from outrider.gateway.settings.keys import KeySettings
 from outrider.gateway.settings.loopback import is_loopback
 from outrider.gateway.settings.public_models import fetch_advice
 from outrider.gateway.settings.responses import ResponseSettings
+from outrider.gateway.settings.sign_in import SignInSettings
 from outrider.gateway.settings.sources import ENV_PREFIX
 from outrider.gateway.settings.tiers import HandoffSettings, MirrorSettings
 from outrider.gateway.settings.tree import Settings, SettingsError, is_missing_folder
@@ -97,6 +98,7 @@ def _engine_settings(settings: Settings) -> Settings:
         "mirror": MirrorSettings(),
         "keys": KeySettings(),
         "alerts": AlertSettings(),
+        "sign_in": SignInSettings(),
         "database_url": None,
         "redis_url": None,
         "experiments": {},

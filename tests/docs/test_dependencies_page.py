@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(r"^\| ([\w.-]+) \| ([a-z, ]+) \| ([^|]+) \| ([^|]+) \|$", re.M)
+ROW = re.compile(r"^\| ([\w.-]+) \| ([a-z, -]+) \| ([^|]+) \| ([^|]+) \|$", re.M)
 OWN = re.compile(r"\(`((?:gateway|engine|kernels)/[\w/.]+)`\)")
 
 
