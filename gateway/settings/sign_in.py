@@ -21,7 +21,8 @@ def checked_url(url: str) -> str:
     parts = urlsplit(url)
     host = parts.hostname or ""
     is_encrypted = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
-    if not host or not is_encrypted or parts.username or parts.fragment or re.search(r"\s", url):
+    is_plain = "@" not in parts.netloc and not parts.fragment and url.split() == [url]
+    if not host or not is_encrypted or not is_plain:
         raise ValueError(
             "it must be an https:// address without a user or a fragment (http:// on this machine)"
         )

@@ -273,7 +273,6 @@ NOT_CLIENTS: Final[dict[str, tuple[str, ...]]] = {
         "gateway/settings/presets.py:_url",
         "gateway/settings/sections.py:template_files",
         "gateway/settings/sign_in.py:SIGN_IN_NAME",
-        "gateway/settings/sign_in.py:checked_url",
         "gateway/settings/slo.py:_CLASS_NAME",
         "gateway/settings/tiers.py:TIER_NAME",
         "gateway/settings/tiers.py:_HEADER_NAME",

@@ -248,12 +248,12 @@ class Authenticator:
 
     def gone(self, key_id: str) -> AuthenticationError | None:
         """Return why the key of a running request is not valid any more; None: it is valid."""
-        is_no_key = key_id in (ANONYMOUS.key_id, ADMIN_TOKEN_ID, API_KEY_ID) or (
-            key_id.startswith(SIGNED_IN_PREFIX)  # a token is good for what began with it
-        )
+        is_no_key = key_id in (ANONYMOUS.key_id, ADMIN_TOKEN_ID, API_KEY_ID)
         if self._registry is None or self._mode == "off" or is_no_key:
             return None
         entry = self._registry.find(key_id)
+        if entry is None and key_id.startswith(SIGNED_IN_PREFIX):
+            return None  # a token is good for what began with it
         reason: FailureReason | None = "unknown" if entry is None else self._ended(entry)
         if reason is None:
             return None

@@ -85,26 +85,25 @@ class Issuer:
         """
         if (key := self.keys.find(key_id, algorithm)) is not None:
             return key
-        now_s = self._clock()
-        may_ask = self._asked_s is None or now_s - self._asked_s >= _AGAIN_S
-        if may_ask or self._is_fetching:
-            raise self._unavailable(self._begin())
-        if not self.keys.keys:
-            raise self._unavailable(None)
+        fetch = self._asked()
+        if fetch is not None or not self.keys.keys:
+            raise self._unavailable(fetch)
         return None
 
     async def ready_endpoints(self) -> Endpoints:
         """Return where people sign in. Raises IssuerUnavailableError."""
         if self.endpoints is None:
-            unavailable = self._unavailable(self._fetch)
+            unavailable = self._unavailable(self._asked())
             await unavailable.fetched()
             if self.endpoints is None:
                 raise unavailable
         return self.endpoints
 
-    @property
-    def _is_fetching(self) -> bool:
-        return self._fetch is not None and not self._fetch.done()
+    def _asked(self) -> asyncio.Task[None] | None:
+        """Return the fetch that is under way, or a new one; None soon after one has ended."""
+        is_fetching = self._fetch is not None and not self._fetch.done()
+        may_ask = self._asked_s is None or self._clock() - self._asked_s >= _AGAIN_S
+        return self._begin() if is_fetching or may_ask else None
 
     def _unavailable(self, fetch: asyncio.Task[None] | None) -> IssuerUnavailableError:
         return IssuerUnavailableError(

@@ -162,7 +162,7 @@ class SignIn:
             cache_salt=self._registry.cache_salt(team.team_id, key_id),
             weight=team.weight,
             labels=team.labels,
-            end_user=identity.end_user,
+            end_user=name,
         )
 
 

@@ -60,7 +60,7 @@ class TokenReader:
                 },
             )
         except jwt.PyJWTError as error:
-            raise TokenRefused(str(error).rstrip(".")[:200]) from None
+            raise TokenRefused(str(error).rstrip(".")[:64]) from None
         self._check_times(claims, issuer.settings.clock_skew_s)
         return issuer, claims
 

@@ -122,7 +122,7 @@ def test_a_token_stands_for_its_team(
         assert principal.team_limits == door.team.limits
         assert principal.is_limited
         assert principal.weight == 2.0
-        assert principal.end_user == SUBJECT
+        assert principal.end_user == f"idp0:{SUBJECT}"
         assert principal.name == f"idp0:{SUBJECT}"
         assert principal.scopes.models is None
         assert not principal.scopes.is_admin
@@ -368,7 +368,7 @@ def test_keys_rotate_and_withdrawn_ones_end(tmp_path: Path, issuer: ScriptedIssu
         assert (await door.refusal(fresh))[0] == 401, "not read again so soon"
         assert len(issuer.asked) == asked
         door.clock.now_s += 11
-        assert (await door.come(fresh)).end_user == SUBJECT
+        assert (await door.come(fresh)).name == f"idp0:{SUBJECT}"
         assert (await door.refusal(old))[0] == 401
         asked = len(issuer.asked)
         for number in range(20):  # of unknown keys, as anybody can send
@@ -387,7 +387,7 @@ def test_known_keys_go_on_while_the_issuer_hangs(tmp_path: Path, issuer: Scripte
         door.clock.now_s += 11
         with pytest.raises(IssuerUnavailableError):
             door.ask(issuer.token(new_key("new", index=1)))
-        assert door.ask(issuer.token(jti="2")).end_user == SUBJECT
+        assert door.ask(issuer.token(jti="2")).name == f"idp0:{SUBJECT}"
         await until(lambda: door.world.count(FAILURES, issuer="idp0") == 1)
         assert (await door.refusal(issuer.token(new_key("new", index=1))))[0] == 401
 
@@ -473,6 +473,16 @@ def test_a_configuration_cannot_lead_elsewhere(
     door.run(work)
 
 
+def test_whoever_comes_first_finds_where_to_sign_in(tmp_path: Path, issuer: ScriptedIssuer) -> None:
+    door = Door(tmp_path, issuer, client_id="pages")
+
+    async def work() -> None:
+        found = await door.issuers[0].ready_endpoints()
+        assert found.authorize == f"{issuer.url}/authorize?realm=tests"
+
+    door.run(work)
+
+
 def test_unfit_keys_are_left_out(tmp_path: Path, issuer: ScriptedIssuer) -> None:
     weak = {**new_key("weak").jwk, "n": _segment(b"\xc1" + bytes(62) + b"\x01")}
     private = {**new_key("private").jwk, "d": "AQAB"}
@@ -508,7 +518,7 @@ def test_refusals_are_counted_and_throttled(tmp_path: Path, issuer: ScriptedIssu
         await door.come(good)
         codes = [(await door.refusal(f"eyJ{number}.a.b"))[1] for number in range(7)]
         assert codes == ["invalid_token"] * 5 + ["too_many_wrong_keys"] * 2
-        assert door.ask(good).end_user == SUBJECT
+        assert door.ask(good).name == f"idp0:{SUBJECT}"
         expired = [issuer.token(exp=time.time() - 100 - n) for n in range(3)]
         assert {(await door.refusal(token))[1] for token in expired} == {"token_expired"}
         assert door.world.count("outrider_auth_failures_total", reason="token") == 5
