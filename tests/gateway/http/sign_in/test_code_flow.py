@@ -112,7 +112,8 @@ def gateway(opened: Open, issuer: ScriptedIssuer, **options: Any) -> Iterator[Bo
         "client_secret": CLIENT_SECRET,
         **options,
     }
-    sign_in = {"url": URL, "issuers": {"idp": settings}}
+    session_s = settings.pop("session_s", 28_800)
+    sign_in = {"url": URL, "session_s": session_s, "issuers": {"idp": settings}}
     with opened(sign_in=sign_in) as made:
         store = made.world.context.tenancy.keys.store
         assert store is not None
@@ -234,7 +235,7 @@ def test_changed_and_foreign_cookies_are_nobodys(made: Books) -> None:
         ".",
         text,
         f"{text}.",
-        f"{text}.{signature[:-1]}0",
+        f"{text}.{'0' * len(signature)}",
         f"{text}A.{signature}",
         f"A{good}",
         "x" * 8000,
@@ -329,6 +330,24 @@ def test_mixed_up_and_unwilling_issuers(made: Books) -> None:
         assert refused.status_code == 401
         assert "<b>" not in refused.text
         state = parse_qs(urlsplit(browser.callback()).query)["state"][0]
+
+
+def test_a_code_that_another_issuer_brings_goes_nowhere(
+    made: Books, issuer: ScriptedIssuer
+) -> None:
+    browser = Browser(made.world.url)
+    back = re.sub(r"iss=[^&]*", "iss=https://evil.example", browser.callback())
+    assert browser.get(back, site="cross-site").status_code == 401
+    assert "/token" not in issuer.asked
+
+
+def test_a_session_ends(opened: Open, issuer: ScriptedIssuer) -> None:
+    with gateway(opened, issuer, session_s=1e-6) as made:
+        browser = Browser(made.world.url)
+        assert browser.log_in().status_code == 200
+        kept = re.findall("__Host-outrider=([^;]+)", browser.set[1])[0]
+        headers = {**OWN, "cookie": f"__Host-outrider={kept}"}
+        assert HTTP.get(f"{made.world.url}/v1/models", headers=headers).status_code == 401
 
 
 def test_a_client_whose_secret_goes_in_the_form(opened: Open, issuer: ScriptedIssuer) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
+from prometheus_client import CollectorRegistry
 
 from outrider.gateway.contract.errors.http import problem_of
 from outrider.gateway.contract.errors.tree import GatewayError, IssuerUnavailableError
@@ -21,7 +22,7 @@ from outrider.gateway.tenancy.keys.amounts import LimitSpec
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.keys.records import TeamOrder
 from outrider.gateway.tenancy.sign_in.issuer import Issuer
-from outrider.gateway.tenancy.sign_in.issuer_client import IssuerClient
+from outrider.gateway.tenancy.sign_in.issuer_client import IssuerClient, IssuerError
 from outrider.gateway.tenancy.sign_in.sign_in import SignIn
 from outrider.gateway.tenancy.sign_in.sign_in_metrics import SignInMetrics
 from tests.gateway.tenancy.keys.world import World
@@ -473,6 +474,61 @@ def test_a_configuration_cannot_lead_elsewhere(
     door.run(work)
 
 
+class FarIssuer(IssuerClient):
+    """An issuer elsewhere, whose configuration points to this machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    async def get(self, url: str) -> Any:
+        self.asked.append(url)
+        return {"issuer": "https://idp.example", "jwks_uri": "http://127.0.0.1:8000/admin/keys"}
+
+
+def test_an_issuer_elsewhere_has_this_machine_asked_nothing() -> None:
+    registry, client = CollectorRegistry(), FarIssuer()
+
+    async def main() -> None:
+        issuer = Issuer(
+            "far",
+            IssuerSettings(url="https://idp.example", audience=(AUDIENCE,), grants=GRANTS),
+            client,
+            clock=HandClock(),
+            refresh_s=3600,
+            metrics=SignInMetrics(registry),
+        )
+        with pytest.raises(IssuerUnavailableError) as unavailable:
+            issuer.find("k1", "RS256")
+        await unavailable.value.fetched()
+
+    asyncio.run(main())
+    assert client.asked == ["https://idp.example/.well-known/openid-configuration"]
+    assert registry.get_sample_value(FAILURES, {"issuer": "far"}) == 1
+
+
+def test_no_redirect_is_followed(tmp_path: Path, issuer: ScriptedIssuer) -> None:
+    moved = json.dumps({"keys": [key.jwk for key in issuer.keys]}).encode()
+    issuer.answers["/keys"] = _redirect(f"{issuer.url}/moved")
+    issuer.answers["/moved"] = lambda: (200, {}, moved)
+    door = Door(tmp_path, issuer)
+
+    async def work() -> None:
+        assert (await door.refusal(issuer.token()))[0] == 503
+        assert "/moved" not in issuer.asked
+
+    door.run(work)
+
+
+def test_a_private_issuer_is_not_asked_where_none_may_be(issuer: ScriptedIssuer) -> None:
+    async def main() -> None:
+        with pytest.raises(IssuerError):
+            await IssuerClient(allow_private=False).get(f"{issuer.url}/keys")
+
+    asyncio.run(main())
+    assert issuer.asked == []
+
+
 def test_whoever_comes_first_finds_where_to_sign_in(tmp_path: Path, issuer: ScriptedIssuer) -> None:
     door = Door(tmp_path, issuer, client_id="pages")
 
@@ -485,7 +541,12 @@ def test_whoever_comes_first_finds_where_to_sign_in(tmp_path: Path, issuer: Scri
 
 def test_unfit_keys_are_left_out(tmp_path: Path, issuer: ScriptedIssuer) -> None:
     weak = {**new_key("weak").jwk, "n": _segment(b"\xc1" + bytes(62) + b"\x01")}
-    private = {**new_key("private").jwk, "d": "AQAB"}
+    whole = new_key("private")
+    private = {
+        **jwt.get_algorithm_by_name("RS256").to_jwk(whole.private, as_dict=True),
+        "kid": "private",
+    }
+    private.pop("key_ops", None)
     unfit = [
         weak,
         private,
