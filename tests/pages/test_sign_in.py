@@ -1,5 +1,6 @@
 """Sign-in in a browser: from another site and back, a request that changes something, and out."""
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -41,7 +42,10 @@ def made(
         "audience": (AUDIENCE,),
         "client_id": CLIENT_ID,
         "client_secret": CLIENT_SECRET,
-        "grants": {"all": {"team": "research"}},
+        "grants": {
+            "all": {"team": "research"},
+            "operators": {"claim": "groups", "value": "operators", "admin": True},
+        },
     }
     sign_in = {"url": "https://gateway.example", "issuers": {"idp": idp}}
     opened = partial(books, tokenizer, encode, tmp_path_factory.mktemp("sign-in"))
@@ -93,3 +97,18 @@ def test_a_link_from_another_site_finds_who_signed_in(
     assert arrival.value.status == 401, "the link brought no cookie"
     expect(page.locator("#holder")).to_contain_text("signed in as idp:ada")
     expect(page.locator("#access")).to_be_hidden()
+
+
+@pytest.mark.slow
+def test_an_administrator_makes_a_key_without_one(
+    made: Books, issuer: ScriptedIssuer, new_page: NewPage
+) -> None:
+    issuer.claims["groups"] = ["operators"]
+    page = new_page(f"{made.world.url}/admin", allows=("401", "404", "400"))
+    page.get_by_role("link", name="Sign in with idp").click()
+    page.wait_for_url(f"{made.world.url}/admin")
+    expect(page.locator("#holder")).to_contain_text("signed in as idp:ada")
+    page.get_by_role("button", name="New key").click()
+    page.get_by_label("name", exact=True).fill("made-by-ada")
+    page.get_by_role("button", name="Create key").click()
+    expect(page.locator("#secret")).to_have_value(re.compile("^or-"))
