@@ -4,11 +4,12 @@ import re
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic_settings import NoDecode
 
 from outrider.gateway.settings.http_bounds import NameList
 from outrider.gateway.settings.loopback import is_loopback
-from outrider.gateway.settings.sections import Seconds, Section
+from outrider.gateway.settings.sections import Seconds, Section, split_list
 
 SIGN_IN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
@@ -69,7 +70,9 @@ class IssuerSettings(Section):
     """Tokens count that name one of these in aud."""
     jwks_url: SafeUrl | None = None
     """Address of its public keys."""
-    algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = ("RS256", "ES256", "EdDSA")
+    algorithms: Annotated[
+        tuple[Algorithm, ...], NoDecode, BeforeValidator(split_list), Field(min_length=1)
+    ] = ("RS256", "ES256", "EdDSA")
     """Signatures that count."""
     clock_skew_s: Annotated[float, Field(ge=0, le=300)] = 60.0
     """By how much its clock may differ from ours."""

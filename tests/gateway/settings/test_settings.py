@@ -102,6 +102,14 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
         "OUTRIDER_CHARGES__NAME__COMPLETION": "1",
         "OUTRIDER_ALIASES__ALIAS__MODELS": "auto",
         "OUTRIDER_SLO__CLASSES__NAME": "{}",
+        "OUTRIDER_SIGN_IN__URL": "https://gateway",
+        "OUTRIDER_SIGN_IN__ISSUERS__NAME__URL": "https://idp",
+        "OUTRIDER_SIGN_IN__ISSUERS__NAME__JWKS_URL": "https://idp/keys",
+        "OUTRIDER_SIGN_IN__ISSUERS__NAME__AUDIENCE": "a",
+        "OUTRIDER_SIGN_IN__ISSUERS__NAME__GRANTS__NAME__CLAIM": "c",
+        "OUTRIDER_SIGN_IN__ISSUERS__NAME__GRANTS__NAME__VALUE": "v",
+        "OUTRIDER_SIGN_IN__ISSUERS__NAME__GRANTS__NAME__MODELS": "m",
+        "OUTRIDER_SIGN_IN__ISSUERS__NAME__GRANTS__NAME__TIERS": "t",
     }
     if path[0] == "aliases":  # a tier has the usual name, and no alias may share it
         path = ("aliases", "ALIAS", *path[2:])
