@@ -6,6 +6,10 @@ model begins, and its answer is kept if the last stage (the answer's, else the p
 a quality of at least tau. The band follows from tau: outside it the last stage would overrule the
 text for fewer than 1 % of all prompts on each side, hence for fewer than 2 % in all. As tau rises,
 prompts only ever move to the large model. A router that knows text alone has no band: tau decides.
+
+Rows with expected costs (router/worth.py) are judged by gain per cost: their qualities are 1 minus
+the gain divided by how much dearer than at the cheapest prompts the large model is. Then the band
+is where beginning an answer is expected to pay.
 """
 
 from collections.abc import Mapping
@@ -15,6 +19,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.router.bands import ALWAYS_LARGE as ALWAYS_LARGE
+from outrider.router.bands import Bands, OverruledBands, PaidBands, cuts_below
 from outrider.router.costs import TokenPrices
 from outrider.router.features import FloatRows
 from outrider.verifier.params import Tier
@@ -23,10 +29,7 @@ Stage = Literal["text", "prompt", "answer"]
 Prices = Mapping[Tier, TokenPrices]
 Bools = NDArray[np.bool_]
 
-# Above every quality, which is clipped at 1: the large model answers all.
-ALWAYS_LARGE: Final = 1.01
 _NUM_POINTS: Final = 101
-_MAX_OVERRULED: Final = 0.01  # of all prompts, on each side of the band
 _PRICE_UNIT: Final = 1e-6  # prices are for a million tokens
 
 
@@ -92,6 +95,14 @@ class StageRows:
     """To the answer's last token."""
     strong_s: FloatRows | None = None
     """To the answer's last token."""
+    small_cost: FloatRows | None = None
+    """Expected cost of the small model's answer. With the two below: gains are weighed by costs."""
+    begun_cost: FloatRows | None = None
+    """Expected cost of an answer that the small model begins and hands over."""
+    large_cost: FloatRows | None = None
+    """Expected cost of the large model's answer."""
+    reference_cost: float = 1.0
+    """Extra cost of the large model for which a gain counts in full, as `CostModel.reference`."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if there are no rows, lengths differ or a value is not finite."""
@@ -122,10 +133,19 @@ class StageRows:
             return self.answer
         return self.text if stage == "text" else self.prompt
 
+    def judged(self, stage: Stage) -> FloatRows:
+        """A stage's qualities as thresholds see them: for the cost, and clipped to [0, 1]."""
+        quality = self.quality(stage)
+        if self.large_cost is not None and self.small_cost is not None:
+            extra = (self.large_cost - self.small_cost) / self.reference_cost
+            quality = 1.0 - (1.0 - quality) / np.maximum(extra, 1.0)
+        clipped: FloatRows = np.clip(quality, 0.0, 1.0)
+        return clipped
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationTarget:
-    """Target that selects a setting; exactly one of the first four fields is set."""
+    """Target that selects a setting; exactly one of the first five fields is set."""
 
     recovered_gap: float | None = None
     """The share of what always-large adds to always-small, in (0, 1], at the least strong share."""
@@ -135,6 +155,8 @@ class CalibrationTarget:
     """Accuracy as a share of always-large's, above 0, at the least strong share."""
     max_cost_usd: float | None = None
     """Mean cost of a request, with the best accuracy that it buys; needs `prices`."""
+    max_seconds: float | None = None
+    """Mean seconds of a request, with the best accuracy that they buy."""
     prices: Prices | None = None
 
     def __post_init__(self) -> None:
@@ -144,6 +166,7 @@ class CalibrationTarget:
             "strong_share": (self.strong_share, 1.0),
             "quality": (self.quality, 2.0),
             "max_cost_usd": (self.max_cost_usd, np.inf),
+            "max_seconds": (self.max_seconds, np.inf),
         }
         given = [(name, value, most) for name, (value, most) in values.items() if value is not None]
         if len(given) != 1:
@@ -169,7 +192,9 @@ def calibrate(rows: StageRows, target: CalibrationTarget) -> Calibration:
         chosen=_choose(rows, points, target),
         points=tuple(reversed(points)),
         stage=stage,
-        quality_deciles=tuple(np.quantile(_clipped(rows.text), np.linspace(0.0, 1.0, 11)).tolist()),
+        quality_deciles=tuple(
+            np.quantile(np.clip(rows.text, 0.0, 1.0), np.linspace(0.0, 1.0, 11)).tolist()
+        ),
     )
 
 
@@ -181,8 +206,8 @@ def split(
     Without a band all prompts are compared with the threshold, by the last stage that the rows
     have.
     """
-    text = _clipped(rows.text)
-    last = _clipped(rows.quality(rows.stages[-1]))
+    text = rows.judged("text")
+    last = rows.judged(rows.stages[-1])
     if band is None:
         return last < threshold, np.zeros(len(text), dtype=np.bool_)
     low, high = band
@@ -215,9 +240,9 @@ def request_costs(rows: StageRows, point: OperatingPoint, prices: Prices) -> Flo
     model's whole answer (tokens that it takes over are still its own). Cached prompts are not
     known here and count in full.
     """
-    prompt = _needed(rows.num_prompt_tokens, "prompt_tokens")
-    weak = _needed(rows.num_weak_tokens, "weak_tokens")
-    strong = _needed(rows.num_strong_tokens, "strong_tokens")
+    prompt = needed(rows.num_prompt_tokens, "prompt_tokens")
+    weak = needed(rows.num_weak_tokens, "weak_tokens")
+    strong = needed(rows.num_strong_tokens, "strong_tokens")
     is_strong, is_watched = split(rows, point.threshold, point.band)
     written = np.where(is_strong, np.minimum(weak, rows.hold_back_tokens), weak)
     small = prices["small"].prompt * prompt + prices["small"].completion * written
@@ -235,16 +260,28 @@ def request_seconds(rows: StageRows, point: OperatingPoint) -> FloatRows:
     long as the large model alone: an upper bound, for what is held is proposed to it. Raises
     CalibrationError where the data lack seconds or the small answers' tokens.
     """
-    weak_s = _needed(rows.weak_s, "weak_s")
-    strong_s = _needed(rows.strong_s, "strong_s")
-    num_weak = _needed(rows.num_weak_tokens, "weak_tokens")
+    weak_s = needed(rows.weak_s, "weak_s")
+    strong_s = needed(rows.strong_s, "strong_s")
+    num_weak = needed(rows.num_weak_tokens, "weak_tokens")
     is_strong, is_watched = split(rows, point.threshold, point.band)
     held = np.minimum(1.0, rows.hold_back_tokens / np.maximum(num_weak, 1.0))
     seconds: FloatRows = np.where(is_strong, strong_s + is_watched * held * weak_s, weak_s)
     return seconds
 
 
-def _needed(values: FloatRows | None, column: str) -> FloatRows:
+def expected_costs(rows: StageRows, point: OperatingPoint) -> FloatRows:
+    """Expected cost of each request under a setting, [num_prompts]; rows must have costs."""
+    is_strong, is_watched = split(rows, point.threshold, point.band)
+    small, begun, large = (
+        needed(costs, "expected costs")
+        for costs in (rows.small_cost, rows.begun_cost, rows.large_cost)
+    )
+    costs: FloatRows = np.where(is_strong, large + is_watched * begun, small)
+    return costs
+
+
+def needed(values: FloatRows | None, column: str) -> FloatRows:
+    """Return a column. Raises CalibrationError where the data lack it."""
     if values is None:
         raise CalibrationError(
             f"the data have no {column}: `outrider router collect` writes them with the labels"
@@ -252,20 +289,14 @@ def _needed(values: FloatRows | None, column: str) -> FloatRows:
     return values
 
 
-def _clipped(quality: FloatRows) -> FloatRows:
-    """Return qualities clipped to [0, 1], as the policy uses them."""
-    clipped: FloatRows = np.clip(quality, 0.0, 1.0)
-    return clipped
-
-
 def _family(rows: StageRows, stage: Stage) -> list[OperatingPoint]:
     """Settings from always-small to always-large, by rising strong share, no two of one share."""
-    quality = _clipped(rows.quality(stage))
+    quality = rows.judged(stage)
     values = np.unique(quality)
     levels = np.quantile(quality, np.linspace(0.0, 1.0, _NUM_POINTS), method="higher")
-    cuts = _cuts_below(values)[np.searchsorted(values, np.unique(levels))]
+    cuts = cuts_below(values)[np.searchsorted(values, np.unique(levels))]
     thresholds = [*cuts.tolist(), ALWAYS_LARGE]
-    bands = None if stage == "text" else _Bands(_clipped(rows.text), quality)
+    bands = None if stage == "text" else _bands(rows, stage)
     points: list[OperatingPoint] = []
     for threshold in thresholds:
         point = measure(rows, threshold, bands.around(threshold) if bands else None)
@@ -274,49 +305,27 @@ def _family(rows: StageRows, stage: Stage) -> list[OperatingPoint]:
     return points
 
 
-def _cuts_below(values: FloatRows) -> FloatRows:
-    """A cut under each of the ascending values, 0 under the first.
-
-    In the middle between neighbours, where qualities that come later are least likely to fall on
-    the wrong side.
-    """
-    middle = values[:-1] + (values[1:] - values[:-1]) / 2
-    return np.append(0.0, np.where(middle > values[:-1], middle, values[1:]))
-
-
-class _Bands:
-    """Finds the band of a threshold: `text` and `last` are clipped qualities, [num_prompts]."""
-
-    def __init__(self, text: FloatRows, last: FloatRows) -> None:
-        order = np.argsort(text, kind="stable")
-        self._last = last[order]
-        values, starts = np.unique(text[order], return_index=True)
-        # Cuts between groups of equal text quality: all prompts from starts[i] on are above.
-        self._starts = np.append(starts, len(text))
-        self._values = np.append(_cuts_below(values), ALWAYS_LARGE)
-
-    def around(self, threshold: float) -> tuple[float, float]:
-        """(low, high); equal where the text alone decides within the bounds."""
-        stands = self._last >= threshold
-        num_stand_below = np.append(0, np.cumsum(stands))[self._starts]
-        num_fall = np.append(0, np.cumsum(~stands))
-        num_fall_above = num_fall[-1] - num_fall[self._starts]
-        allowed = _MAX_OVERRULED * len(stands)
-        # The highest cut with few enough that would stand below it, the lowest the other way round.
-        low = int(np.flatnonzero(num_stand_below < allowed)[-1])
-        high = int(np.flatnonzero(num_fall_above < allowed)[0])
-        if low > high:
-            # Any cut in between serves: the one that is overruled least.
-            overruled = (num_stand_below + num_fall_above)[high : low + 1]
-            low = high = high + int(np.argmin(overruled))
-        return float(self._values[low]), float(self._values[high])
+def _bands(rows: StageRows, stage: Stage) -> Bands:
+    text, last = rows.judged("text"), rows.judged(stage)
+    small, begun, large = rows.small_cost, rows.begun_cost, rows.large_cost
+    if small is None or begun is None or large is None:
+        return OverruledBands(text, last)
+    return PaidBands(
+        text,
+        last,
+        gains=1.0 - rows.quality(stage),
+        small=small,
+        large=large,
+        begun=begun,
+        reference=rows.reference_cost,
+    )
 
 
 def _choose(
     rows: StageRows, points: list[OperatingPoint], target: CalibrationTarget
 ) -> OperatingPoint:
     """`points`: by rising strong share; the first is always-small."""
-    if target.max_cost_usd is not None:
+    if target.max_cost_usd is not None or target.max_seconds is not None:
         return _best_for(rows, points, target)
     if target.strong_share is not None:
         allowed = [p for p in points if p.strong_share <= target.strong_share + 1e-9]
@@ -327,11 +336,11 @@ def _choose(
             return points[0]
         level = low + target.recovered_gap * (high - low)
         # The last point is always-large: it recovers the whole gap.
-        return next(p for p in points if p.accuracy >= level - 1e-9)
+        return _cheapest(rows, [p for p in points if p.accuracy >= level - 1e-9])
     assert target.quality is not None
-    for point in points:
-        if point.relative_accuracy >= target.quality - 1e-9:
-            return point
+    reaching = [p for p in points if p.relative_accuracy >= target.quality - 1e-9]
+    if reaching:
+        return _cheapest(rows, reaching)
     best = max(point.relative_accuracy for point in points)
     raise CalibrationError(
         f"no setting reaches {target.quality:.3f} of the large model's accuracy on these prompts; "
@@ -339,21 +348,31 @@ def _choose(
     )
 
 
+def _cheapest(rows: StageRows, points: list[OperatingPoint]) -> OperatingPoint:
+    """Return the point of the least expected cost; without costs, of the least strong share."""
+    if rows.large_cost is None:
+        return points[0]
+    return min(points, key=lambda point: float(expected_costs(rows, point).mean()))
+
+
 def _best_for(
     rows: StageRows, points: list[OperatingPoint], target: CalibrationTarget
 ) -> OperatingPoint:
     """The most accurate setting within the cost, the cheapest of equals."""
-    assert target.max_cost_usd is not None
-    assert target.prices is not None
-    costs = [float(request_costs(rows, point, target.prices).mean()) for point in points]
+    prices, unit, most = target.prices, "USD", target.max_cost_usd
+    if most is not None and prices is not None:
+        costs = [float(request_costs(rows, point, prices).mean()) for point in points]
+    else:
+        unit, most = "seconds", target.max_seconds or 0.0
+        costs = [float(request_seconds(rows, point).mean()) for point in points]
     within = [
         (-point.accuracy, cost, place)
         for place, (point, cost) in enumerate(zip(points, costs, strict=True))
-        if cost <= target.max_cost_usd
+        if cost <= most
     ]
     if not within:
         raise CalibrationError(
-            f"no setting costs at most {target.max_cost_usd:g} USD a request on these prompts; the "
-            f"cheapest costs {min(costs):.3g} USD"
+            f"no setting costs at most {most:g} {unit} a request on these prompts; the "
+            f"cheapest costs {min(costs):.3g} {unit}"
         )
     return points[min(within)[-1]]

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from outrider.router.features import FloatRows
+from outrider.router.worth import ExpectedTokens
 
 # Probabilities nearer to 0 or 1 than these logits are not told apart by the later stages.
 MAX_LOGIT: Final = 12.0
@@ -18,6 +19,8 @@ class QualityEstimate:
 
     small: float
     large: float | None = None
+    tokens: ExpectedTokens | None = None
+    """Expected tokens of the prompt and its answers, where the router weighs costs."""
 
     @property
     def gain(self) -> float:

@@ -100,6 +100,12 @@ def load_router(
             policy=fixed, summary=f"the {fixed.tier} model answers all: {fixed.why}"
         )
     scorer = RouterScorer.load(path)
+    if options.autopilot and scorer.worth is not None:
+        raise RoutingTargetError(
+            "routing.autopilot keeps a share of the requests, and this router weighs gains by "
+            f"{scorer.worth.model.unit}s; calibrate it with --gain-per request, or turn "
+            "autopilot off"
+        )
     dial = None if scorer.calibration is None else Dial(scorer.calibration)
     start = _banded(_start(scorer, dial, options, typical), options)
     autopilot = _autopilot(start(), dial, options) if options.autopilot else None

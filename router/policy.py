@@ -1,6 +1,6 @@
 """Chooses a tier for a prompt. A policy explains every decision in one short line."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -12,6 +12,7 @@ from outrider.router.estimates import QualityEstimate
 from outrider.router.scorer import RouterScorer
 from outrider.router.watch import Stages, UntrainedAnswers, WatchedAnswer, WatchPlan, WatchRules
 from outrider.router.words import WatchMode
+from outrider.router.worth import CostUnit, ExpectedCosts
 from outrider.verifier.params import Tier
 
 
@@ -34,6 +35,10 @@ class Route:
     watch: WatchPlan | None = None
     is_own: bool = False
     """The server's setting decided, not one of the request."""
+    is_busy: bool = False
+    """The large model's queue raised the bar."""
+    expected: Mapping[CostUnit, ExpectedCosts] = field(default_factory=dict)
+    """What the answers are expected to cost, where the router weighs costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,11 @@ class RouteConstraints:
     gain_factor: float = 1.0
     """What `current` multiplies the gain by that is required of the large model
     (router/costs.py)."""
+    busy_factor: float = 1.0
+    """The same for the wait before the large model begins. Requests that name a quality or a
+    threshold get it all the same."""
+    max_tokens: int | None = None
+    """The longest answer that the request allows."""
 
 
 NO_CONSTRAINTS = RouteConstraints()
@@ -138,7 +148,7 @@ class TrainedPolicy:
             may_watch = constraints.may_watch and self.watch.mode != "off"
             return self.otherwise.route(text, replace(constraints, may_watch=may_watch))
         estimate = familiar or self.scorer.estimate(text)
-        setting = self._effective(constraints)
+        setting = self._effective(constraints, estimate)
         quality = estimate.quality
         if setting.band is not None:
             read_prompt = once(self.reader, text)
@@ -155,9 +165,31 @@ class TrainedPolicy:
             threshold=setting.threshold,
             stage="text",
             is_own=_is_own(constraints),
+            is_busy=_is_busy(constraints),
+            expected=self._expected(estimate, constraints),
         )
 
-    def _effective(self, constraints: RouteConstraints) -> Setting:
+    def _expected(
+        self, estimate: QualityEstimate, constraints: RouteConstraints
+    ) -> Mapping[CostUnit, ExpectedCosts]:
+        worth, tokens = self.scorer.worth, estimate.tokens
+        if worth is None or tokens is None:
+            return {}
+        return worth.all_costs(
+            tokens.at_most(constraints.max_tokens),
+            hold_back_tokens=constraints.hold_back_tokens or self.watch.hold_back_tokens,
+        )
+
+    def _weight(self, constraints: RouteConstraints, estimate: QualityEstimate) -> float:
+        """Return what the large model must gain, as a multiple of what the setting asks for."""
+        weight = constraints.gain_factor
+        if _is_busy(constraints):
+            weight *= constraints.busy_factor
+        if self.scorer.worth is not None and estimate.tokens is not None:
+            weight *= self.scorer.worth.factor(estimate.tokens.at_most(constraints.max_tokens))
+        return weight
+
+    def _effective(self, constraints: RouteConstraints, estimate: QualityEstimate) -> Setting:
         """The setting for these constraints; its band says whether answers may be watched."""
         setting = self.current_setting()
         if constraints.threshold is not None:
@@ -171,7 +203,9 @@ class TrainedPolicy:
         may_watch = constraints.may_watch and self.watch.mode != "off"
         if not may_watch:
             text_only = Setting(threshold=setting.threshold, strong_share=setting.strong_share)
-            setting = text_only if self.dial is None else self.dial.by_text(setting)
+            # Where costs are weighed, the deciles say nothing of shares: the bar stays as it is.
+            by_share = None if self.scorer.worth is not None else self.dial
+            setting = text_only if by_share is None else by_share.by_text(setting)
         elif self.watch.mode == "always" or (setting.band is None and self._stage == "prompt"):
             setting = Setting(
                 threshold=setting.threshold,
@@ -180,11 +214,8 @@ class TrainedPolicy:
             )
         if constraints.gain_factor == 0.0 and constraints.current == "large":
             return Setting(threshold=ALWAYS_LARGE)
-        return (
-            setting
-            if constraints.gain_factor == 1.0
-            else setting.for_gain_factor(constraints.gain_factor)
-        )
+        weight = self._weight(constraints, estimate)
+        return setting if weight == 1.0 else setting.for_gain_factor(weight)
 
     @property
     def _stage(self) -> Stage:
@@ -220,6 +251,8 @@ class TrainedPolicy:
             stage="text" if plan is None else self._last_stage,
             watch=plan,
             is_own=_is_own(constraints),
+            is_busy=_is_busy(constraints),
+            expected=self._expected(estimate, constraints),
         )
 
     @property
@@ -275,7 +308,14 @@ def _is_own(constraints: RouteConstraints) -> bool:
         constraints.hold_back_tokens,
         constraints.hold_back_s,
     )
-    return asked == (None,) * 4 and constraints.may_watch and constraints.gain_factor == 1.0
+    factors = (constraints.gain_factor, constraints.busy_factor)
+    return asked == (None,) * 4 and constraints.may_watch and factors == (1.0, 1.0)
+
+
+def _is_busy(constraints: RouteConstraints) -> bool:
+    """Return whether a queue counts: there is one, and the request names no quality."""
+    asked = (constraints.min_quality, constraints.threshold)
+    return constraints.busy_factor != 1.0 and asked == (None, None)
 
 
 def _reason(what: str, figures: str, tier: Tier, constraints: RouteConstraints) -> str:
@@ -283,6 +323,8 @@ def _reason(what: str, figures: str, tier: Tier, constraints: RouteConstraints) 
     if constraints.gain_factor != 1.0 and constraints.current is not None:
         moves = "stays on" if constraints.current == tier else "moves to"
         what = f"conversation {moves} {tier}, {what}"
+    if _is_busy(constraints):
+        what = f"large model busy, {what}"
     return f"router: {what} {figures}"
 
 

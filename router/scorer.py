@@ -37,6 +37,7 @@ from outrider.router.features import (
 )
 from outrider.router.files import CONFIG_NAME, RouterFiles, read_files, record_from, write_files
 from outrider.router.files import RouterFileError as RouterFileError
+from outrider.router.worth import Worth
 
 Hashes = NDArray[np.uint64]
 
@@ -72,6 +73,8 @@ class RouterScorer:
     """Hashes of the training prompts, ascending; the smallest MAX_PROMPT_HASHES at most."""
     familiarity: Familiarity | None = None
     """Finds prompts that are unlike the training's. None for routers of earlier versions."""
+    worth: Worth | None = None
+    """Weighs gains by what they cost; the calibration is then for such gains. None: not weighed."""
     training: Mapping[str, Any] = field(default_factory=dict)
     """For people; never read back."""
 
@@ -118,6 +121,8 @@ class RouterScorer:
         expected = num_answer_inputs(num_heads)
         if self.answer is not None and self.answer.num_inputs != expected:
             raise ValueError(f"answer has {self.answer.num_inputs} inputs, not {expected}")
+        if self.worth is not None:
+            self.worth.check(self.features.num_features)
 
     @property
     def hidden_size(self) -> int | None:
@@ -126,17 +131,20 @@ class RouterScorer:
 
     def estimate(self, text: str) -> QualityEstimate:
         """Probabilities for one prompt; a fraction of a millisecond, whatever its length."""
-        return self._estimate(prompt_features(text, self.features))
+        return self._estimate(prompt_features(text, self.features), text)
 
     def estimate_familiar(self, text: str) -> QualityEstimate | None:
         """Estimate by the text; None for a prompt that is unlike those of the training."""
         vector = prompt_features(text, self.features)
         if self.familiarity is not None and self.familiarity.is_unlike(vector):
             return None
-        return self._estimate(vector)
+        return self._estimate(vector, text)
 
-    def _estimate(self, vector: SparseVector) -> QualityEstimate:
-        return estimate_of(np.take(self.weight, vector.indices, axis=1) @ vector.values + self.bias)
+    def _estimate(self, vector: SparseVector, text: str) -> QualityEstimate:
+        logits = np.take(self.weight, vector.indices, axis=1) @ vector.values + self.bias
+        if self.worth is None:
+            return estimate_of(logits)
+        return replace(estimate_of(logits), tokens=self.worth.tokens(vector, len(text)))
 
     def estimate_prompt(
         self,
@@ -172,9 +180,13 @@ class RouterScorer:
         features = answer_features(logprobs, is_whole=is_whole)
         return self.answer.estimate(answer_inputs(prompt_estimate.logits, features))
 
-    def with_calibration(self, calibration: Calibration) -> Self:
-        """Return the same router, set to another operating point."""
-        return replace(self, calibration=calibration, threshold=calibration.chosen.threshold)
+    def with_calibration(self, calibration: Calibration, worth: Worth | None = None) -> Self:
+        """Return the same router, set to another operating point.
+
+        `worth`: what the calibration weighed gains by.
+        """
+        threshold = calibration.chosen.threshold
+        return replace(self, calibration=calibration, threshold=threshold, worth=worth)
 
     def was_trained_on(self, prompts: Iterable[str]) -> NDArray[np.bool_]:
         """Return which of the prompts are among those remembered from training, [num_prompts]."""
@@ -197,6 +209,8 @@ class RouterScorer:
         known = self.familiarity
         if known is not None:
             arrays["known_features"] = known.packed
+        if self.worth is not None:
+            arrays |= self.worth.arrays
         config = {
             "feature_version": FEATURE_VERSION,
             "answer_feature_version": ANSWER_FEATURE_VERSION,
@@ -208,6 +222,7 @@ class RouterScorer:
             "training": dict(self.training),
             "farthest": None if known is None else known.limit,
             "encoder": None if encoder is None else asdict(encoder.config),
+            "costs": None if self.worth is None else asdict(self.worth.model),
         }
         write_files(folder, RouterFiles(config=config, arrays=arrays))
 
@@ -245,8 +260,9 @@ def _scorer_values(files: RouterFiles) -> dict[str, Any]:
     for name, known in versions.items():
         if (found := config.pop(name, None)) != known:
             raise ValueError(f"unknown {name} {found}; available: {known}. Train the router again")
-    farthest = config.pop("farthest", None)  # earlier versions lack it, and an encoder
+    farthest = config.pop("farthest", None)  # earlier versions lack these three
     encoder = config.pop("encoder", None)
+    costs = config.pop("costs", None)
     known_names = {"features", "heads", "threshold", "pair", "calibration", "training"}
     if set(config) != known_names:
         raise ValueError(f"must name {sorted(known_names)}, not {sorted(config)}")
@@ -265,6 +281,7 @@ def _scorer_values(files: RouterFiles) -> dict[str, Any]:
     arrays = dict(files.arrays)
     packed = arrays.pop("known_features", None)
     stage = None if encoder is None else take_stage(encoder, arrays)
+    lengths = [arrays.pop(name, None) for name in ("length_weight", "length_bias")]
     values = _array_values(arrays)
     features = record_from(FeatureConfig, config["features"])
     if len(values["bias"]) != len(heads):
@@ -274,6 +291,7 @@ def _scorer_values(files: RouterFiles) -> dict[str, Any]:
         "encoder": stage,
         "features": features,
         "familiarity": _familiarity(packed, farthest, features),
+        "worth": Worth.read(costs, *lengths),
         "threshold": float(threshold),
         "pair": pair,
         "calibration": None if calibration is None else record_from(Calibration, calibration),

@@ -9,6 +9,7 @@ from outrider.router.dataset import LabelledPrompts
 from outrider.router.estimates import QualityEstimate
 from outrider.router.features import FloatRows
 from outrider.router.scorer import RouterScorer
+from outrider.router.worth_fit import with_costs
 
 
 def stage_rows(
@@ -34,13 +35,16 @@ def stage_rows(
             scorer.estimate_answer(estimate, logprobs, is_whole=is_whole)
             for estimate, (logprobs, is_whole) in zip(prompt, seen, strict=True)
         ]
-    return labelled_rows(
+    rows = labelled_rows(
         data,
         text=_qualities(text),
         prompt=_qualities(prompt),
         answer=None if answer is None else _qualities(answer),
         hold_back_tokens=hold_back_tokens,
     )
+    if scorer.worth is None:
+        return rows
+    return with_costs(rows, scorer.worth, [one.tokens for one in text if one.tokens is not None])
 
 
 def labelled_rows(

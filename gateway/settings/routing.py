@@ -69,6 +69,9 @@ class RoutingSettings(Section):
     rejected."""
     sticky: bool = True
     """Prefer the model whose prefix cache holds the conversation."""
+    max_busy_factor: Annotated[float, Field(ge=1, le=100)] = 4.0
+    """Most that a queue of the large model multiplies the gain by that a router requires of it: its
+    measured wait counts like the longer time of its answers. 1: a queue changes nothing."""
     explore_share: Annotated[float, Field(ge=0, le=0.1)] = 0.015
     """Where no router decides: share of the small model's kept answers that the large model judges
     as well, so that the threshold is learnt from all kinds of answers."""

@@ -58,6 +58,7 @@ def build_routing(
     parts = RoutingParts(
         prices=prices,
         is_sticky=options.sticky,
+        max_busy_factor=options.max_busy_factor,
         watch=watch,
         guard=loaded.guard,
         pair=_pair_to_check(loaded, models, is_forced=options.force_router),

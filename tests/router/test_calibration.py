@@ -253,7 +253,11 @@ def test_a_cost_target_names_missing_settings() -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({}, "exactly one of recovered_gap, strong_share, quality, max_cost_usd, not none"),
+        (
+            {},
+            "exactly one of recovered_gap, strong_share, quality, max_cost_usd, max_seconds, "
+            "not none",
+        ),
         ({"strong_share": 0.3, "quality": 0.9}, "not strong_share, quality"),
         ({"strong_share": 1.2}, r"strong_share=1\.2 must be"),
         ({"recovered_gap": 0.0}, r"recovered_gap=0\.0 must be above 0"),

@@ -240,7 +240,7 @@ def test_calibrate_by_cost(
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ((), "give one of --strong-share, --quality, --max-cost, not none"),
+        ((), "give one of --strong-share, --quality, --max-cost, --max-seconds, not none"),
         (("--strong-share", "0.3", "--quality", "0.9"), "not --strong-share and --quality"),
         (("--strong-share", "1.5"), "strong_share=1.5 must be"),
         (("--quality", "1.9"), "no setting reaches 1.900"),
@@ -374,3 +374,69 @@ def test_a_router_with_a_sentence_encoder_is_trained_and_judged(tmp_path: Path) 
     missing = run("train", "--data", data, "--out", out, "--encoder", "no-such-encoder")
     assert missing.exit_code == 2
     assert "neither a folder nor an installed package" in missing.output
+
+
+def test_calibrate_for_seconds_weighs_gains_by_them(
+    staged_router: Path, collected_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "weighed"
+    target = ("--max-seconds", "0.4", "--out", out)
+    report = as_json("calibrate", "--router", staged_router, "--data", collected_file, *target)
+    assert report["gain_per"] == "second"
+    assert report["costs"]["dollars"] is None
+    weighed = RouterScorer.load(out)
+    assert weighed.worth is not None
+    assert weighed.worth.model.unit == "second"
+    again = succeed("eval", "--router", out, "--data", collected_file, "--resamples", "5")
+    assert "seconds (median)" in again.output
+    # Calibrated for requests again, the router forgets what they cost.
+    plain = ("--strong-share", "0.3", "--out", out)
+    succeed("calibrate", "--router", out, "--data", collected_file, *plain)
+    assert RouterScorer.load(out).worth is None
+
+
+def test_calibrate_says_what_it_weighs_and_what_it_lacks(
+    staged_router: Path, collected_file: Path, held_out_file: Path
+) -> None:
+    prices = ("--small-price", "0.05/0.2", "--large-price", "0.5/2")
+    base = ("calibrate", "--router", staged_router, "--strong-share", "0.3")
+    said = succeed(*base, "--data", collected_file, "--gain-per", "dollar", *prices).output
+    assert "Gains count per dollar" in said
+    assert "Answer lengths: predicted to" in said
+    assert "A median request: small 0.1 s" in said
+    failed = run(*base, "--data", collected_file, "--gain-per", "dollar")
+    assert failed.exit_code == 2
+    assert "prices of both tiers" in failed.output
+    failed = run(*base, "--data", held_out_file, "--gain-per", "second")
+    assert failed.exit_code == 2
+    assert "have no weak_tokens" in failed.output
+
+
+def test_poisoned_labels_are_refused_unless_they_are_trusted(
+    staged_router: Path, collected_file: Path, tmp_path: Path
+) -> None:
+    rows = [json.loads(line) for line in collected_file.read_text().splitlines()]
+    swapped = [
+        {**row, "weak_correct": row["strong_correct"], "strong_correct": row["weak_correct"]}
+        for row in rows
+    ]
+    inverted = [{**row, "weak_correct": 1 - row["weak_correct"]} for row in rows]
+    for poisoned, why in (
+        (swapped, "small model beats the large one"),
+        (inverted, "confidence runs against weak_correct"),
+    ):
+        path = tmp_path / "poisoned.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in poisoned))
+        for command in (
+            ("train", "--data", path, "--out", tmp_path / "router"),
+            ("calibrate", "--router", staged_router, "--data", path, "--strong-share", "0.3"),
+        ):
+            refused = run(*command)
+            assert refused.exit_code == 2
+            assert why in refused.output.replace("\n", " ")
+            assert "--trust-labels" in refused.output
+    trusted = succeed(
+        "calibrate", "--router", staged_router, "--data", path, "--strong-share", "0.3",
+        "--trust-labels",
+    )  # fmt: skip
+    assert "note: the small model's confidence" in trusted.output

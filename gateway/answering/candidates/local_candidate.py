@@ -10,12 +10,12 @@ import msgspec
 from outrider.engine.errors import EngineError
 from outrider.gateway.answering.candidates.failures import after_failure, is_passing
 from outrider.gateway.answering.candidates.fallback import StartTimeout, unbounded
-from outrider.gateway.answering.candidates.local_load import LocalLoad
 from outrider.gateway.answering.candidates.local_responder import LocalResponder, Writing
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.jobs.thinking_budget import ignored_by
+from outrider.gateway.answering.reading.local_load import LocalLoad
 from outrider.gateway.answering.reading.parsed_request import (
     ApiRequest,
     LocalQuery,
@@ -116,6 +116,8 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
         if context.with_trace and parsed.is_streamed:
             job = job.traced()
         ticket = parts.load.admit()
+        if job.watch is None:  # a watched answer may be two tiers' work
+            ticket = parts.jobs.chooser.loads.admit(job.tier, ticket)
         generation = Generation(
             parts.jobs.models.engine,
             msgspec.structs.replace(job, on_prefill=ticket.began),

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from outrider.gateway.answering.candidates.local_load import LoadTicket
+from outrider.gateway.answering.reading.local_load import LoadTicket
 from outrider.gateway.answering.streaming import sse
 from outrider.gateway.answering.streaming.delta import Delta
 from outrider.gateway.answering.streaming.generation import Generation

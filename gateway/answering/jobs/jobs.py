@@ -296,6 +296,8 @@ class JobBuilder:
             principal, agent = context.principal, context.headers.get("user-agent", "")
             self.prompt_heads.note(principal.key_id, principal.tenant, agent, tokens, self.clock())
         self.metrics.routed(job.tier, job.reason)
+        if route is not None and route.is_busy:
+            self.metrics.routed_busy(job.tier)
         if any(choice.request.adapters for choice in job.choices):
             self.metrics.adapted(built.prompts.request.model)
         parts.typical.num_prompt_tokens.add(job.num_prompt_tokens)

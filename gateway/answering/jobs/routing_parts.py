@@ -19,6 +19,8 @@ class RoutingParts:
     """None where the settings name none."""
     is_sticky: bool = True
     """A conversation's prefix cache is weighed in."""
+    max_busy_factor: float = 4.0
+    """The most that a queue of the large model multiplies the gain by that is required of it."""
     watch: WatchOptions = field(default_factory=WatchOptions)
     """For reports; the policy has its own."""
     guard: RouteGuard | None = None

@@ -12,6 +12,7 @@ from outrider.engine.events import EngineInfo, TierInfo
 from outrider.gateway.answering.jobs.prompts import Dialogue, Prompts
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
+from outrider.gateway.answering.reading.tier_loads import TierLoads
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.answers.responder import (
     RouteReason,
@@ -65,6 +66,7 @@ class TierChooser:
     routing: RoutingParts
     limits: GatewayLimits
     clock: Callable[[], float]
+    loads: TierLoads
     on_routed: Callable[[float], object] = field(default=lambda held_s: None)
     """Gets the seconds for which a decision held the event loop."""
 
@@ -213,25 +215,29 @@ class TierChooser:
             requested_constraints(prompts.options),
             is_whole=not prompts.request.stream,
             may_watch=budget.may_escalate and (is_alike or not prompts.has_token_ids),
+            busy_factor=self.loads.busy_factor(self._likely_tokens(prompts)),
+            max_tokens=prompts.request.token_limit,
         )
         dialogue = prompts.dialogue
         turn = None if dialogue is None else dialogue.cached_turn(self.clock())
         if dialogue is None or turn is None or not self.routing.is_sticky:
             return constraints
-        num_completion_tokens = self.routing.typical.num_completion_tokens.value
-        limit = prompts.request.token_limit
         size = ConversationSize(
             num_prompt_tokens=turn.num_tokens + dialogue.num_new_chars / _CHARS_PER_TOKEN,
             num_cached_tokens=turn.num_tokens,
-            num_completion_tokens=num_completion_tokens
-            if limit is None
-            else min(limit, num_completion_tokens),
+            num_completion_tokens=self._likely_tokens(prompts),
         )
         prices = self.routing.prices or prices_by_size(
             {tier: info.num_parameters for tier, info in tiers.items()}
         )
         factor = gain_factor(turn.tier, size, prices)
         return replace(constraints, current=turn.tier, gain_factor=factor)
+
+    def _likely_tokens(self, prompts: Prompts) -> int:
+        """Return the likely length of the answer."""
+        typical = round(self.routing.typical.num_completion_tokens.value)
+        limit = prompts.request.token_limit
+        return typical if limit is None else min(limit, typical)
 
     @property
     def renders_alike(self) -> bool:

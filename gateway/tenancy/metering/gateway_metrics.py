@@ -81,6 +81,9 @@ class GatewayMetrics:
         self._decisions = Children(
             self._counter("router_decisions", "Which tier requests went to.", "tier", "reason")
         )
+        self._busy_decisions = self._counter(
+            "router_busy_decisions", "Decisions that the large model's queue weighed on.", "tier"
+        )
         self._cascade_decisions = self._counter(
             "cascade_decisions", "Watched answers of the small model, by outcome.", "action", "tier"
         )
@@ -118,6 +121,10 @@ class GatewayMetrics:
                 reason = "other"
             self._reasons.add(reason)
         self._decisions.of(tier, reason).inc()
+
+    def routed_busy(self, tier: str) -> None:
+        """Count a decision for which the large model's queue raised the bar."""
+        self._busy_decisions.labels(tier).inc()
 
     def adapted(self, name: str) -> None:
         """Count a request that named an adapter."""

@@ -20,6 +20,8 @@ from outrider.gateway.tools.learning.routers.inputs import (
     Router,
     Strict,
     TargetFlags,
+    TrustLabels,
+    check_labels,
     embedded,
     estimate_rows,
     judge,
@@ -35,6 +37,12 @@ from outrider.gateway.tools.learning.routers.router_tables import (
     print_calibration,
     print_judged,
     training_lines,
+)
+from outrider.gateway.tools.learning.routers.weighing import (
+    GainPer,
+    weigh,
+    weighed_json,
+    weighed_lines,
 )
 from outrider.router.calibration import calibrate
 from outrider.router.encoder.sentence import SentenceEncoder
@@ -102,6 +110,7 @@ class TrainRouterFlags:
     ] = None
     hold_back_tokens: HoldBackOption = 16
     seed: Annotated[int, typer.Option(help="Seed of the held-out folds.")] = 0
+    trust_labels: TrustLabels = False
 
 
 @app.command(help=_flowing(_TRAIN_HELP))
@@ -119,6 +128,7 @@ def train(
         rows = read_data(flags.data)
         if flags.weak_only:
             rows = replace(rows, strong=None)
+        check_labels(rows, flags.data, are_trusted=flags.trust_labels)
         prices = None if targets.max_cost is None else costs.prices()
         target = targets.target(prices, flags.recovered_gap)
         if flags.encoder is not None:
@@ -212,6 +222,9 @@ is for its answer.
 
   outrider router calibrate --router my-router --data held-out.jsonl --max-cost 0.002
   --small-price 0.05/0.2 --large-price 0.5/2
+
+  outrider router calibrate --router my-router --data held-out.jsonl --max-seconds 0.8 --out
+  my-router
 """
 
 
@@ -224,9 +237,17 @@ class CalibrateFlags:
     out: Annotated[
         Path | None, typer.Option(help="Folder for the router with this setting; may be ROUTER.")
     ] = None
+    gain_per: Annotated[
+        GainPer | None,
+        typer.Option(
+            help="Ask the large model where it adds most for each request, second or dollar that "
+            "it costs more; default: second with --max-seconds, else request."
+        ),
+    ] = None
     strict: Strict = False
     hold_back_tokens: HoldBackOption = 16
     encoder: EncoderOption = None
+    trust_labels: TrustLabels = False
 
 
 @app.command("calibrate", help=_flowing(_CALIBRATE_HELP))
@@ -245,7 +266,12 @@ def calibrate_command(
         _, notes = wary_notes(scorer, labelled, strict=flags.strict)
         for note in notes:
             typer.echo(f"note: {note}", err=True)
+        check_labels(labelled, flags.data, are_trusted=flags.trust_labels)
+        scorer = replace(scorer, worth=None)
         rows = estimate_rows(scorer, labelled, flags.hold_back_tokens)
+        fitted = weigh(scorer, labelled, flags.gain_per, targets, prices)
+        if fitted is not None:
+            rows = fitted.weighed(rows)
         calibration = calibrate(rows, target)
         if out is not None:
             found = {
@@ -255,12 +281,16 @@ def calibrate_command(
                 "hold_back_tokens": flags.hold_back_tokens,
             }
             training = {**scorer.training, "calibrated_on": found}
-            replace(scorer.with_calibration(calibration), training=training).save(out)
+            worth = None if fitted is None else fitted.worth
+            replace(scorer.with_calibration(calibration, worth), training=training).save(out)
     if as_json:
-        typer.echo(json.dumps(calibration_json(calibration), indent=2))
+        weighed = {} if fitted is None else weighed_json(fitted)
+        typer.echo(json.dumps({**calibration_json(calibration), **weighed}, indent=2))
     else:
         typer.echo(f"{len(labelled.prompts)} prompts of {flags.data.name}")
         print_calibration(calibration, rows, prices)
+        for line in () if fitted is None else weighed_lines(fitted):
+            typer.echo(line)
     if out is not None:
         typer.echo(f"Wrote {out}", err=True)
     elif not as_json:

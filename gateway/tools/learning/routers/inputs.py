@@ -19,6 +19,7 @@ from outrider.router.dataset import LabelledPrompts, RouterDataError, read_label
 from outrider.router.encoder.bert import EncoderError
 from outrider.router.encoder.sentence import SentenceEncoder, encoder_for
 from outrider.router.evaluation import NoGapError, RouterReport, evaluate
+from outrider.router.label_checks import label_complaints
 from outrider.router.scorer import RouterFileError, RouterScorer
 from outrider.router.stages import stage_rows
 
@@ -35,6 +36,14 @@ Strict = Annotated[
     typer.Option(
         "--strict",
         help="Refuse data with prompts that the router was trained on, or of another pair.",
+    ),
+]
+TrustLabels = Annotated[
+    bool,
+    typer.Option(
+        "--trust-labels",
+        help="Use labels that look wrong: the small model beats the large one, or is right less "
+        "often where it is surer.",
     ),
 ]
 HoldBackOption = Annotated[
@@ -94,6 +103,9 @@ class TargetFlags:
     max_cost: Annotated[
         float | None, typer.Option(help="Target: largest mean cost of a request, in USD.")
     ] = None
+    max_seconds: Annotated[
+        float | None, typer.Option(help="Target: largest mean time of a request, in seconds.")
+    ] = None
 
     def target(
         self, prices: Prices | None, recovered_gap: float | None = None
@@ -103,6 +115,7 @@ class TargetFlags:
             "--strong-share": self.strong_share,
             "--quality": self.quality,
             "--max-cost": self.max_cost,
+            "--max-seconds": self.max_seconds,
         }
         given = [name for name, value in named.items() if value is not None]
         if len(given) > 1 or (not given and recovered_gap is None):
@@ -119,6 +132,7 @@ class TargetFlags:
             strong_share=self.strong_share,
             quality=self.quality,
             max_cost_usd=self.max_cost,
+            max_seconds=self.max_seconds,
             prices=prices,
         )
 
@@ -182,6 +196,15 @@ def read_both_tiers(path: Path) -> LabelledPrompts:
             f"{path} has no strong_correct: what the large model adds needs both tiers' labels"
         )
     return data
+
+
+def check_labels(data: LabelledPrompts, path: Path, *, are_trusted: bool) -> None:
+    """Say what looks wrong with labels; raises RouterDataError unless they are trusted."""
+    complaints = label_complaints(data)
+    if complaints and not are_trusted:
+        raise RouterDataError(f"{path}: {'; '.join(complaints)} (--trust-labels uses them anyway)")
+    for complaint in complaints:
+        typer.echo(f"note: {complaint}", err=True)
 
 
 def _known_price(prices: TierPriceSettings) -> TokenPrices:

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from outrider.gateway.answering.jobs.tier_choice import TierChooser
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
+from outrider.gateway.answering.reading.tier_loads import TierLoads
 from outrider.gateway.answering.text.prompt_work import (
     INLINE_CHARS,
     OWN_TURN_CHARS,
@@ -30,6 +31,7 @@ def test_other_requests_have_a_turn_before_a_decision_and_behind_it() -> None:
         routing=cast(Any, None),  # of no use to the decision itself
         limits=GatewayLimits(),
         clock=lambda: 0.0,
+        loads=TierLoads(lambda: 0.0),
         on_routed=held_s.append,
     )
 

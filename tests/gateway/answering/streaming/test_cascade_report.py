@@ -15,9 +15,9 @@ from starlette.types import Message
 
 from outrider.gateway.answering.candidates.fallback import FallbackChain, Lineup, unbounded
 from outrider.gateway.answering.candidates.local_candidate import LocalCandidate
-from outrider.gateway.answering.candidates.local_load import LocalLoad
 from outrider.gateway.answering.candidates.local_responder import LocalResponder, Writing
 from outrider.gateway.answering.jobs.job import Job
+from outrider.gateway.answering.reading.local_load import LocalLoad
 from outrider.gateway.answering.streaming.generation import Generation
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.answers.responder import Responder, RouteReason

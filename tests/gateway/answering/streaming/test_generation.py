@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from outrider.engine.events import TokensEmitted
 from outrider.engine.request import EngineRequest
-from outrider.gateway.answering.candidates.local_load import LocalLoad
 from outrider.gateway.answering.candidates.local_responder import LocalResponder, Writing
+from outrider.gateway.answering.reading.local_load import LocalLoad
 from outrider.gateway.answering.streaming.fan_in import merge
 from outrider.gateway.answering.streaming.generation import (
     Choice,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.gateway.answering.candidates.local_load import LoadTicket, LocalLoad
+from outrider.gateway.answering.reading.local_load import LoadTicket, LocalLoad
 from tests.gateway.waiting import HandClock
 
 

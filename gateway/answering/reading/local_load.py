@@ -32,11 +32,15 @@ class Expected:
 class LoadTicket:
     """One request that the local models are to answer. `ended` must be called, whatever happens.
 
-    The first call of each method counts; calls after the end do not.
+    The first call of each method counts; calls after the end do not. `whole` is a ticket of a wider
+    load, which hears everything as well.
     """
 
-    def __init__(self, load: "LocalLoad", admitted_s: float) -> None:
+    def __init__(
+        self, load: "LocalLoad", admitted_s: float, whole: "LoadTicket | None" = None
+    ) -> None:
         self._load = load
+        self._whole = whole
         self._admitted_s = admitted_s
         self._queue_over_s: float | None = None
         self._first_text_s: float | None = None
@@ -44,6 +48,8 @@ class LoadTicket:
 
     def began(self, queue_s: float | None = None) -> None:
         """Note that a model has begun with it after `queue_s`; None: it waited until now."""
+        if self._whole is not None:
+            self._whole.began(queue_s)
         if self._has_ended or self._queue_over_s is not None:
             return
         now_s = self._load.clock()
@@ -55,6 +61,8 @@ class LoadTicket:
 
     def first_text(self) -> None:
         """Note its first text; for an answer that is not streamed, its first token."""
+        if self._whole is not None:
+            self._whole.first_text()
         self.began()
         if self._has_ended or self._first_text_s is not None or self._queue_over_s is None:
             return
@@ -66,6 +74,8 @@ class LoadTicket:
 
         Of several choices, those of the longest one.
         """
+        if self._whole is not None:
+            self._whole.ended(num_tokens)
         if self._has_ended:
             return
         self._has_ended = True
@@ -99,10 +109,10 @@ class LocalLoad:
         """Requests that a model has begun with."""
         return self._num_running
 
-    def admit(self) -> LoadTicket:
+    def admit(self, whole: LoadTicket | None = None) -> LoadTicket:
         """Add a request that the local models are asked to answer now."""
         now_s = self.clock()
-        ticket = LoadTicket(self, now_s)
+        ticket = LoadTicket(self, now_s, whole)
         self._waiting[ticket] = now_s
         return ticket
 
