@@ -440,3 +440,35 @@ def test_poisoned_labels_are_refused_unless_they_are_trusted(
         "--trust-labels",
     )  # fmt: skip
     assert "note: the small model's confidence" in trusted.output
+
+
+def test_eval_has_the_fields_scores_and_says_what_it_lacks(
+    staged_router: Path, collected_file: Path, router_folder: Path, held_out_file: Path
+) -> None:
+    prices = ("--small-price", "0.05/0.2", "--large-price", "0.5/2", "--resamples", "5")
+    report = as_json("eval", "--router", staged_router, "--data", collected_file, *prices)
+    assert report["missing"] == []
+    assert set(report["answerers"]) == {
+        "always small", "always large", "a fair coin", "this router", "oracle"
+    }  # fmt: skip
+    aiq = report["aiq"]
+    assert aiq["a fair coin"] < aiq["this router"] < aiq["oracle"]
+    assert 0.0 < report["answerers"]["this router"]["arena_score"] < 1.0
+    assert "flips" not in report
+    said = succeed("eval", "--router", router_folder, "--data", held_out_file, "--resamples", "5")
+    assert "Not stated: AIQ and RouterArena's score need prices" in said.output.replace("\n", " ")
+    assert "Not stated: latencies need weak_s" in said.output.replace("\n", " ")
+
+
+def test_eval_compares_two_routers_and_counts_flips(
+    staged_router: Path, router_folder: Path, held_out_file: Path
+) -> None:
+    asked = ("eval", "--router", router_folder, "--data", held_out_file, "--resamples", "20")
+    report = as_json(*asked, "--against", router_folder, "--margin", "0", "--flips")
+    assert report["comparison"]["accuracy"] == [0.0, 0.0, 0.0]
+    assert report["comparison"]["is_not_inferior"] is True
+    assert set(report["flips"]) == {"case", "spacing", "typos", "options"}
+    assert report["flips"]["case"]["num_prompts"] > 0
+    said = succeed(*asked, "--against", staged_router, "--flips").output
+    assert "decisions that flip" in said
+    assert "By a margin of 0.01" in said

@@ -10,6 +10,12 @@ import typer
 from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.learning.collect.collect_command import COLLECT_HELP, collect
+from outrider.gateway.tools.learning.routers.field_scores import (
+    CompareFlags,
+    field_json,
+    field_scores,
+    print_field,
+)
 from outrider.gateway.tools.learning.routers.inputs import (
     EncoderOption,
     HoldBackOption,
@@ -169,13 +175,18 @@ Judge a router on labelled prompts, beside random, best single model and oracle.
 APGR is the share of the large model's advantage that is recovered, averaged over all shares of
 prompts that it may answer (random: 0.5); CPT(50%) and CPT(80%) are the shares that recover 50 % and
 80 % of it; ECE is how far expected and found quality are apart. Every stage is judged that the
-router has and the data allow: the text, the prompt once it is read, the answer's beginning.
+router has and the data allow: the text, the prompt once it is read, the answer's beginning. Where
+data and prices tell, RouterBench's AIQ and RouterArena's score stand beside them, with single
+models, chance and an oracle. --against compares two routers on the same prompts.
 
 [bold]Examples[/bold]
 
   outrider router eval --router my-router --data held-out.csv
 
   outrider router eval --router my-router --data held-out.jsonl --json --plots plots --strict
+
+  outrider router eval --router my-router --data held-out.jsonl --against old-router --margin 0.01
+  --flips
 """
 
 
@@ -185,9 +196,10 @@ def evaluate_command(
     router: Router,
     data: LabelledDataPath,
     as_json: JsonFlag = False,
-    plots: Annotated[Path | None, typer.Option(help="Folder for three PNG files.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for three to six PNG files.")] = None,
     *,
     how: JudgeFlags,
+    compared: CompareFlags,
     costs: PriceFlags,
 ) -> None:
     """Judge and print; the help is `_EVAL_HELP`."""
@@ -196,14 +208,19 @@ def evaluate_command(
             need_extra("bench", "--plots")
         prices = costs.prices()
         judged = judge(router, data, how)
+        field = field_scores(judged, compared, how, prices)
         if as_json:
-            typer.echo(json.dumps(judged_json(judged, prices), indent=2))
+            found = {**judged_json(judged, prices), **field_json(field)}
+            typer.echo(json.dumps(found, indent=2))
         else:
             print_judged(judged, prices)
+            print_field(field)
         if plots is not None:
             from outrider.gateway.tools.learning.routers.charts import draw_plots
+            from outrider.gateway.tools.learning.routers.frontier_charts import draw_frontier
 
-            for path in draw_plots(judged.report, judged.rows, plots):
+            drawn = draw_plots(judged.report, judged.rows, plots)
+            for path in [*drawn, *draw_frontier(field.frontier, plots)]:
                 typer.echo(f"Drew {path}", err=True)
 
 
