@@ -19,6 +19,11 @@ two models on one half of the prompts and judged on the other. `shipped` is the 
 setting. APGR: RouteLLM's, 0.5 is a random router; goal 0.85 with the probe. `within 1 point`: the
 least large share within one point of always-large's accuracy, goal 0.5.
 
+Gains per cost: the same stages, asked where they add most for each token cost or second
+(`outrider router calibrate --gain-per`), with expected costs fitted on the other half. Goal: within
+one point of always-large at 0.60 of its seconds. Those are modelled: rates for a request, a prompt
+token and an answer token, fitted to the latencies and to some prompts beyond 384 tokens.
+
 MMLU and GSM8K: routers of text features, trained on the gold file and judged on the dev file of
 `routing/` below --data or $OUTRIDER_DATA; goals 0.64 and 0.62. Left out where there are none.
 
@@ -59,16 +64,23 @@ from benchmarks.routing.routing_runs import (
     label,
     latencies,
 )
+from benchmarks.routing.routing_tables import show
+from benchmarks.routing.routing_worth import (
+    GOAL_COST,
+    MARGIN,
+    Given,
+    at_equal_cost,
+    measured_rates,
+    with_modelled_seconds,
+    within_one_point,
+)
 from benchmarks.shared.harness import (
     CACHE,
     argument_parser,
     console,
-    milliseconds,
     prepare,
-    show_table,
     start,
     variant_name,
-    verdict,
     write_results,
 )
 from outrider.draft.training.tasks.files import write_tasks
@@ -81,10 +93,10 @@ from outrider.router.evaluation import RouterReport, evaluate
 from outrider.router.features import FloatRows
 from outrider.router.scorer import RouterScorer
 from outrider.router.stages import stage_rows
+from outrider.router.worth import CostRates
 
 _TASK_SEED = 20_261_121
 _TARGET = CalibrationTarget(recovered_gap=0.95)
-_MARGIN = 0.01
 _GOAL_PROBE_APGR = 0.85
 _GOAL_SHARE = 0.5
 _LABELLED_DATA = {"mmlu": 0.64, "gsm8k": 0.62}
@@ -199,72 +211,13 @@ def _gold_and_dev(root: Path | None, name: str) -> tuple[Path, Path] | None:
     return None
 
 
-def show(results: Mapping[str, Any], report: RouterReport) -> None:
-    """The tables."""
-    show_table(
-        "who answers",
-        ["", "accuracy", "95 %", "large", "cost", "p50 ms", "p95 ms"],
-        [
-            [
-                name,
-                f"{entry.accuracy.estimate:.3f}",
-                f"{entry.accuracy.low:.3f}-{entry.accuracy.high:.3f}",
-                f"{entry.strong_share:.1%}",
-                f"{entry.cost:.3f}",
-                "" if entry.p50_s is None else milliseconds(entry.p50_s),
-                "" if entry.p95_s is None else milliseconds(entry.p95_s),
-            ]
-            for name, entry in results["policies"].items()
-        ],
-        caption=(
-            f"parameters: {results['prices']}; shipped setting: accuracy "
-            f"{report.setting.accuracy:.3f}, large {report.setting.strong_share:.1%}"
-        ),
-    )
-    show_table(
-        "how well the stages order prompts",
-        ["", "APGR", "95 %", "CPT50", "CPT80", "within 1 point", "at cascade's cost"],
-        [
-            [
-                names_of([stage])[stage],
-                f"{entry.apgr.value:.3f}",
-                f"{entry.apgr.low:.3f}-{entry.apgr.high:.3f}",
-                f"{entry.cpt50.value:.3f}",
-                f"{entry.cpt80.value:.3f}",
-                _share(results["within_one_point"].get(stage)),
-                str(results["cascade_gain_at_equal_cost"].get(stage, "")),
-            ]
-            for stage, entry in report.stages.items()
-        ],
-        caption="at cascade's cost: the cascade's accuracy minus this one's",
-    )
-    if results["labelled_data"]:
-        show_table(
-            "text features on labelled data",
-            ["", "APGR", "95 %", "goal", "met"],
-            [
-                [
-                    f"{name}, {entry['num_gold']} gold",
-                    f"{entry['apgr'].value:.3f}",
-                    f"{entry['apgr'].low:.3f}-{entry['apgr'].high:.3f}",
-                    f"{entry['goal']:.2f}",
-                    verdict(entry["met"]),
-                ]
-                for name, entry in results["labelled_data"].items()
-            ],
-        )
-
-
-def _share(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments."""
     parser = argument_parser(__doc__)
     parser.add_argument("--router", type=Path, default=bundled_pair() / "router")
     parser.add_argument("--num-prompts", type=int, default=1000, help="held-out tasks")
     parser.add_argument("--num-latency", type=int, default=48, help="of them, timed")
+    parser.add_argument("--num-long", type=int, default=4, help="timed beyond the longest prompt")
     parser.add_argument(
         "--max-latency-prompt", type=int, default=384, help="longest prompt timed, in tokens"
     )
@@ -280,6 +233,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.quick:
         arguments.num_prompts, arguments.num_latency, arguments.resamples = 96, 4, 100
+        arguments.num_long = 1
         arguments.max_new, arguments.expand_target = 128, "100M"
     return arguments
 
@@ -297,7 +251,7 @@ def judge(
         band=None if chosen is None else chosen.band,
         num_resamples=arguments.resamples,
     )
-    within = {stage: least_share(known_by(rows, stage), _MARGIN) for stage in rows.stages}
+    within = {stage: least_share(known_by(rows, stage), MARGIN) for stage in rows.stages}
     watch = outcomes.get(names_of(["answer"])["answer"])
     probe, best = report.stages.get("prompt"), within[rows.stages[-1]]
     results = {
@@ -332,6 +286,26 @@ def judge(
     return results, outcomes, stages, report
 
 
+def gain_per_cost(
+    rows: StageRows, labels: Labels, scorer: RouterScorer, rates: Mapping[str, CostRates]
+) -> dict[str, Any]:
+    """Figures of routers that weigh gains by costs; `rates` are the measured seconds."""
+    data = read_labelled_prompts(labels.path)
+    given = Given(
+        data=with_modelled_seconds(data, rows, rates),
+        rows=rows,
+        whole=stage_rows(scorer, data, hold_back_tokens=None),
+        features=scorer.features,
+        prices=prices_by_size({tier: info.num_parameters for tier, info in labels.tiers.items()}),
+    )
+    return {
+        "second_rates": rates,
+        "goal_seconds": GOAL_COST,
+        "within_one_point": within_one_point(given),
+        "at_equal_cost": at_equal_cost(given),
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Label, judge, time, and write the results and the plot."""
     arguments = parse(argv)
@@ -345,7 +319,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     # A passage of 4,000 tokens takes many seconds to read, every way again.
     places = np.flatnonzero(rows.num_prompt_tokens <= arguments.max_latency_prompt)
     places = places[: arguments.num_latency]
-    seconds, grown = latencies(arguments, [labels.kept[place] for place in places.tolist()])
+    beyond = np.flatnonzero(rows.num_prompt_tokens > arguments.max_latency_prompt)
+    timed = np.concatenate((places, beyond[: arguments.num_long]))
+    seconds, grown = latencies(arguments, [labels.kept[place] for place in timed.tolist()])
+    worth = gain_per_cost(rows, labels, scorer, measured_rates(rows, timed, seconds))
+    seconds = {name: values[: len(places)] for name, values in seconds.items()}
     results: dict[str, Any] = {
         "conditions": {
             "num_prompts": len(rows.text),
@@ -361,6 +339,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "latency_parameters": {tier: info.num_parameters for tier, info in grown.tiers.items()},
         "policies": policy_figures(outcomes, stages, seconds, places),
         **judged,
+        "gain_per_cost": worth,
         "labelled_data": labelled_data(arguments),
     }
     show(results, report)

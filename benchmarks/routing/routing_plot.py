@@ -1,4 +1,4 @@
-"""The figure of bench_routing_quality: accuracy against cost, and against p50 latency."""
+"""The figure of bench_routing_quality: accuracy against cost, and against p50 and p95 latency."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -24,14 +24,38 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
         x=Axis("mean cost of a request, always large = 1"),
         y=accuracy,
     )
-    timed = {name: entry["p50_s"] for name, entry in policies.items() if entry["p50_s"] is not None}
-    times = Chart(
-        f"{conditions['num_latency_prompts']} of the prompts, one at a time",
-        [replace(marks[name], x=[1e3 * p50_s]) for name, p50_s in timed.items()],
-        x=Axis(f"p50 latency to the last token, ms ({conditions['latency']})"),
+
+    def times(quantile: str) -> Chart:
+        timed = {name: entry[f"{quantile}_s"] for name, entry in policies.items()}
+        known = {name: took_s for name, took_s in timed.items() if took_s is not None}
+        return Chart(
+            f"{conditions['num_latency_prompts']} of the prompts, one at a time",
+            [replace(marks[name], x=[1e3 * took_s]) for name, took_s in known.items()],
+            x=Axis(f"{quantile} latency to the last token, ms ({conditions['latency']})"),
+            y=accuracy,
+        )
+
+    charts = [costs, times("p50"), times("p95")]
+    if "gain_per_cost" in record:
+        charts.append(_equal_costs(record["gain_per_cost"]["at_equal_cost"], accuracy))
+    write_picture(charts, path, num_columns=2)
+
+
+def _equal_costs(found: Mapping[str, Any], accuracy: Axis) -> Chart:
+    """Accuracy at equal cost, by what gains are counted per."""
+    series = []
+    for per, is_dashed in (("request", True), ("token cost", False)):
+        for way, color in (("text", 3), ("16 held", 1), ("whole answers", 4)):
+            costs = [float(cost) for cost in found[per]]
+            right = [100 * entry[way] for entry in found[per].values()]
+            name = f"{way}, gain per {per}"
+            series.append(PlotSeries(name, costs, right, color, is_dashed=is_dashed))
+    return Chart(
+        "at equal cost; settings of the other half of the prompts",
+        series,
+        x=Axis("mean cost of a request, always large = 1"),
         y=accuracy,
     )
-    write_picture([costs, times], path, num_columns=2)
 
 
 def _curves(record: Mapping[str, Any], colors: Mapping[str, int]) -> Iterator[PlotSeries]:

@@ -9,6 +9,7 @@ from outrider.router.calibration import ALWAYS_LARGE, Calibration, OperatingPoin
 from outrider.router.estimates import LinearStage, QualityEstimate
 from outrider.router.features import FeatureConfig, FloatRows
 from outrider.router.scorer import RouterScorer
+from outrider.router.worth import CostModel, CostRates, PairRates, Worth
 
 SMALL = FeatureConfig(num_char_features=64, num_word_features=64)
 
@@ -30,6 +31,25 @@ def scorer_that_says(
         calibration=calibration,
         pair=pair,
         answer=answer,
+    )
+
+
+def seconds_worth(reference: float = 5.0) -> Worth:
+    """A character is a token and costs the large model a second more; no answer costs anything."""
+    return Worth(
+        model=CostModel(
+            unit="second",
+            seconds=PairRates(
+                small=CostRates(request=0.0, prompt_token=0.1, answer_token=0.0),
+                large=CostRates(request=0.0, prompt_token=1.1, answer_token=0.0),
+            ),
+            dollars=None,
+            tokens_at_start=0.0,
+            tokens_per_char=1.0,
+            reference=reference,
+        ),
+        length_weight=np.zeros((2, SMALL.num_features)),
+        length_bias=np.log1p([30.0, 40.0]),
     )
 
 

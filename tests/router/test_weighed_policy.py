@@ -3,33 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from outrider.router.costs import TypicalRequest
 from outrider.router.dial import Dial
 from outrider.router.loading import RoutingOptions, RoutingTargetError, load_router
 from outrider.router.policy import RouteConstraints, TrainedPolicy, own_setting
-from outrider.router.worth import CostModel, CostRates, PairRates, Worth
-from tests.router.routers import SMALL, scorer_that_says, table
+from tests.router.routers import scorer_that_says, seconds_worth, table
 
 LONG = "word " * 200
-# A token of the prompt costs the large model a second; the cheapest prompts have five.
-WORTH = Worth(
-    model=CostModel(
-        unit="second",
-        seconds=PairRates(
-            small=CostRates(request=0.0, prompt_token=0.1, answer_token=0.0),
-            large=CostRates(request=0.0, prompt_token=1.1, answer_token=0.0),
-        ),
-        dollars=None,
-        tokens_at_start=0.0,
-        tokens_per_char=1.0,
-        reference=5.0,
-    ),
-    length_weight=np.zeros((2, SMALL.num_features)),
-    length_bias=np.log1p([30.0, 40.0]),
-)
+WORTH = seconds_worth()
 
 
 def policy(probability: float = 0.5, *, weighs: bool = True) -> TrainedPolicy:

@@ -7,7 +7,12 @@ from outrider.engine.events import TierInfo
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.jobs.tier_choice import TierChoice
-from outrider.gateway.contract.schema.routing import RouteReport, TierOption, WatchReport
+from outrider.gateway.contract.schema.routing import (
+    ExpectedCost,
+    RouteReport,
+    TierOption,
+    WatchReport,
+)
 from outrider.router.policy import Route
 from outrider.router.watch import WatchPlan
 from outrider.verifier.params import Tier
@@ -67,7 +72,21 @@ def describe_route(
             for info in candidates
             if info.tier != choice.tier
         ],
+        costs=_expected(route),
     )
+
+
+def _expected(route: Route) -> list[ExpectedCost] | None:
+    found = [
+        ExpectedCost(
+            unit=unit,
+            small=float(f"{costs.small:.6g}"),
+            cascade=float(f"{costs.cascade:.6g}"),
+            large=float(f"{costs.large:.6g}"),
+        )
+        for unit, costs in route.expected.items()
+    ]
+    return found or None
 
 
 def _rounded(cost_usd: float | None) -> float | None:

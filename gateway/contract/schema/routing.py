@@ -33,6 +33,15 @@ class TierOption(ResponseModel):
     cost_usd: MaximumCost
 
 
+class ExpectedCost(ResponseModel):
+    """What the request is expected to cost by who answers, in one unit."""
+
+    unit: Annotated[Literal["second", "dollar"], says("Seconds to the last token, or USD.")]
+    small: float
+    cascade: Annotated[float, says("Begun by the small model and taken over by the large one.")]
+    large: float
+
+
 class RouteReport(ResponseModel):
     """Tier that the request would go to, and why.
 
@@ -72,3 +81,7 @@ class RouteReport(ResponseModel):
     sticky: Annotated[Tier | None, says("The tier that has the conversation in its cache.")]
     pair: Annotated[str | None, says("Fingerprints of the models that the router was trained for.")]
     alternatives: Annotated[list[TierOption], says("The other tiers that this `model` may mean.")]
+    costs: Annotated[
+        list[ExpectedCost] | None,
+        says("By predicted lengths, where the router weighs costs; null where it does not."),
+    ] = None

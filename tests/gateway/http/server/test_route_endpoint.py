@@ -1,7 +1,7 @@
 """POST /v1/route and the router's gauges, over HTTP."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -19,7 +19,7 @@ from outrider.router.policy import TrainedPolicy, WatchOptions, own_setting
 from tests.gateway.answers import read_answer
 from tests.gateway.conftest import parts_over, running
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
-from tests.router.routers import scorer_that_says, table
+from tests.router.routers import scorer_that_says, seconds_worth, table
 
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -41,7 +41,7 @@ class Routed:
 @pytest.fixture(scope="module")
 def routed(tokenizer: ChatTokenizer) -> Iterator[Routed]:
     """A gateway whose router is always in doubt."""
-    scorer = scorer_that_says(0.5, table())
+    scorer = replace(scorer_that_says(0.5, table()), worth=seconds_worth(reference=1e9))
     setting = own_setting(scorer)
     watch = WatchOptions(hold_back_tokens=8, hold_back_s=0.1)
     assert scorer.calibration is not None
@@ -86,6 +86,13 @@ def test_a_chat_is_explained_and_not_answered(routed: Routed) -> None:
     assert (other.tier, other.model_id) == ("large", "test/large-model")
     assert other.cost_usd == pytest.approx(5 * report.cost_usd)
     assert routed.engine.submitted == []
+
+
+def test_expected_costs_of_small_cascade_and_large_are_told(routed: Routed) -> None:
+    (costs,) = routed.report(**CHAT).costs or ()
+    assert costs.unit == "second"
+    assert 0.0 < costs.small < costs.large < costs.cascade
+    assert routed.report(model="large", prompt="x").costs is None
 
 
 def test_the_same_decision_as_the_request_itself(routed: Routed) -> None:
