@@ -9,12 +9,11 @@ from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.jobs.tier_choice import TierChooser
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
-from outrider.gateway.answering.reading.local_load import LocalLoad
+from outrider.gateway.answering.reading.local_load import LocalLoad, TierLoads
 from outrider.gateway.answering.reading.local_models import LocalModels
 from outrider.gateway.answering.reading.model_catalog import LocalFormats
 from outrider.gateway.answering.reading.reading import RequestReader
 from outrider.gateway.answering.reading.tier_checks import TierChecks
-from outrider.gateway.answering.reading.tier_loads import TierLoads
 from outrider.gateway.engines.adapters.registry import AdapterRegistry
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.http.apis.infill.api import InfillApi

@@ -12,7 +12,7 @@ from outrider.engine.events import EngineInfo, TierInfo
 from outrider.gateway.answering.jobs.prompts import Dialogue, Prompts
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
-from outrider.gateway.answering.reading.tier_loads import TierLoads
+from outrider.gateway.answering.reading.local_load import TierLoads
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.answers.responder import (
     RouteReason,

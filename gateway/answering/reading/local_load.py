@@ -1,9 +1,14 @@
-"""The load that the local models are under, learnt from the times of the requests before."""
+"""The load that the local models are under, learnt from the times of the requests before.
+
+Of all of them together, and of each tier: how long the large one lets requests wait.
+"""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+
+from outrider.verifier.params import TIERS, Tier
 
 _SHARE_OF_NEW: Final = 0.2
 # Several requests begin in one step of the engine and then none for a while.
@@ -182,6 +187,33 @@ class LocalLoad:
         oldest_s = now_s - next(iter(self._waiting.values())) - self._prefill.value(now_s)
         in_turn_s = len(self._waiting) * self._interval.value(now_s)
         return max(waited_s, oldest_s, in_turn_s)
+
+
+class TierLoads:
+    """The loads of the local tiers, each measured by the requests that stay on it."""
+
+    def __init__(self, clock: Callable[[], float], *, max_factor: float = 4.0) -> None:
+        """`max_factor`: the most that a queue multiplies the required gain by; 1 turns it off."""
+        self._max_factor = max_factor
+        self._loads = {tier: LocalLoad(clock) for tier in TIERS}
+
+    def admit(self, tier: Tier, whole: LoadTicket) -> LoadTicket:
+        """Add a request that a tier is to answer; its ticket tells `whole` everything as well."""
+        return self._loads[tier].admit(whole)
+
+    def busy_factor(self, num_tokens: int) -> float:
+        """Return what the large tier's queue multiplies the gain by that is required of it.
+
+        A gain is worth the longer time that an answer of this many tokens takes there. A longer
+        wait than the small tier's adds to that time. 1 where a tier's times were not measured, or
+        the large one is not the slower one.
+        """
+        small, large = (self._loads[tier].expected(num_tokens) for tier in ("small", "large"))
+        wait_s = large.queue_s - small.queue_s
+        small_s, large_s = (each.total_s - each.queue_s for each in (small, large))
+        if wait_s <= 0.0 or not 0.0 < small_s < large_s:
+            return 1.0
+        return max(1.0, min(1.0 + wait_s / (large_s - small_s), self._max_factor))
 
 
 class _Mean:

@@ -187,25 +187,26 @@ def field_grids(field: FieldScores) -> list[Grid]:
 
 
 def _answerers_grid(bounds: Frontier) -> Grid:
-    aiqs = _aiqs(bounds)
+    """Columns that the data and prices do not tell are left out."""
+    lines, aiqs = _lines(bounds), _aiqs(bounds)
+    columns: dict[str, list[float | None]] = {
+        "USD a request": [one.cost_usd for one in lines.values()],
+        "p50 s": [one.p50_s for one in lines.values()],
+        "p95 s": [one.p95_s for one in lines.values()],
+        "RouterArena": [one.arena_score for one in lines.values()],
+        "AIQ": [aiqs.get(name) for name in lines],
+    }
+    known = {name: values for name, values in columns.items() if any(values)}
     rows = [
         [
             name,
             f"{one.accuracy:.3f}",
-            *(
-                "" if value is None else f"{value:.3g}"
-                for value in (one.cost_usd, one.p50_s, one.p95_s)
-            ),
-            *(
-                "" if value is None else f"{value:.3f}"
-                for value in (one.arena_score, aiqs.get(name))
-            ),
+            *("" if values[place] is None else f"{values[place]:.3g}" for values in known.values()),
         ]
-        for name, one in _lines(bounds).items()
+        for place, (name, one) in enumerate(lines.items())
     ]
     kinds = ["chosen" if row[0] == "this router" else "" for row in rows]
-    head = ["answered by", "accuracy", "USD a request", "p50 s", "p95 s", "RouterArena", "AIQ"]
-    return Grid(head=head, rows=rows, kinds=kinds)
+    return Grid(head=["answered by", "accuracy", *known], rows=rows, kinds=kinds)
 
 
 def _lines(bounds: Frontier) -> dict[str, Answerer]:

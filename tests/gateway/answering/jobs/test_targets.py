@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client import generate_latest
 
 from outrider.engine.errors import EngineError, PromptTooLongError
 from outrider.engine.events import EngineInfo, TierInfo
 from outrider.gateway.answering.jobs.job import Answer, Job
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
+from outrider.gateway.answering.reading.local_load import LocalLoad
 from outrider.gateway.answering.reading.parsed_request import RequestContext
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.errors.tree import BadRequestError
@@ -457,3 +459,32 @@ def test_several_prompts_cost_together(world: Callable[..., World]) -> None:
         asyncio.run(made.builder.route_report(request, INCOMING)).cost_usd for request in (one, two)
     ]
     assert costs[1] == pytest.approx(2 * costs[0])
+
+
+def test_a_queue_of_the_large_model_raises_the_bar_and_is_counted(
+    world: Callable[..., World],
+) -> None:
+    routed = world(calibration=table(0.7, "text"))
+
+    def clock() -> float:
+        return routed.now_s
+
+    assert routed.job().tier == "large"
+    loads = routed.builder.chooser.loads
+    token_times: dict[Tier, float] = {"small": 0.01, "large": 0.1}
+    for tier, token_s in token_times.items():
+        ticket = loads.admit(tier, LocalLoad(clock).admit())
+        ticket.began(0.0)
+        routed.now_s += token_s
+        ticket.first_text()
+        routed.now_s += 10 * token_s
+        ticket.ended(11)
+    assert routed.job().tier == "large"
+    loads.admit("large", LocalLoad(clock).admit())
+    routed.now_s += 1000.0
+    busy = routed.job()
+    assert busy.tier == "small"
+    assert busy.reason.startswith("router: large model busy, small model likely right")
+    counted = generate_latest(routed.builder.metrics.registry).decode()
+    assert 'outrider_router_busy_decisions_total{tier="small"} 1.0' in counted
+    assert routed.job(outrider={"min_quality": 0.99}).tier == "large"

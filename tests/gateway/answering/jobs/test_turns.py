@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from outrider.gateway.answering.jobs.tier_choice import TierChooser
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
-from outrider.gateway.answering.reading.tier_loads import TierLoads
+from outrider.gateway.answering.reading.local_load import TierLoads
 from outrider.gateway.answering.text.prompt_work import (
     INLINE_CHARS,
     OWN_TURN_CHARS,

@@ -1,7 +1,6 @@
 import pytest
 
-from outrider.gateway.answering.reading.local_load import LocalLoad
-from outrider.gateway.answering.reading.tier_loads import TierLoads
+from outrider.gateway.answering.reading.local_load import LocalLoad, TierLoads
 from outrider.verifier.params import Tier
 from tests.gateway.waiting import HandClock
 
