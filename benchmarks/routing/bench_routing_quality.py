@@ -68,6 +68,7 @@ from benchmarks.routing.routing_tables import show
 from benchmarks.routing.routing_worth import (
     GOAL_COST,
     MARGIN,
+    Costs,
     Given,
     at_equal_cost,
     measured_rates,
@@ -298,11 +299,12 @@ def gain_per_cost(
         features=scorer.features,
         prices=prices_by_size({tier: info.num_parameters for tier, info in labels.tiers.items()}),
     )
+    costs = Costs(given)
     return {
         "second_rates": rates,
         "goal_seconds": GOAL_COST,
-        "within_one_point": within_one_point(given),
-        "at_equal_cost": at_equal_cost(given),
+        "within_one_point": within_one_point(given, costs),
+        "at_equal_cost": at_equal_cost(given, costs),
     }
 
 

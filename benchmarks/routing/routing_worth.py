@@ -29,7 +29,7 @@ from outrider.router.calibration import (
 from outrider.router.dataset import LabelledPrompts
 from outrider.router.features import FeatureConfig, FloatRows, prompt_features
 from outrider.router.worth import CostRates, CostUnit
-from outrider.router.worth_fit import fit_rates, fit_worth, with_costs
+from outrider.router.worth_fit import FittedWorth, fit_rates, fit_worth, with_costs
 
 MARGIN: Final = 0.01
 GOAL_COST: Final = 0.60
@@ -115,31 +115,44 @@ def with_modelled_seconds(
     return replace(data, weak_s=seconds("small", weak), strong_s=seconds("large", strong))
 
 
-def halves(given: Given, rows: StageRows, unit: CostUnit | None) -> list[Half]:
-    """Both halves; with a unit, costs are fitted on the other one."""
-    number = len(rows.text)
-    places = [np.arange(first, number, 2) for first in (0, 1)]
-    return [_half(given, rows, unit, *pair) for pair in (places, places[::-1])]
+class Costs:
+    """Expected costs, fitted on one half for the other: once for all that is looked at."""
+
+    def __init__(self, given: Given) -> None:
+        self._given = given
+        vectors = [prompt_features(text, given.features) for text in given.data.prompts]
+        self._inputs = list(zip(vectors, map(len, given.data.prompts), strict=True))
+        self._fitted: dict[tuple[CostUnit, int], FittedWorth] = {}
+
+    def halves(self, rows: StageRows, unit: CostUnit | None) -> list[Half]:
+        """Both halves; with a unit, each with costs that were fitted on the other one."""
+        number = len(rows.text)
+        places = [np.arange(first, number, 2) for first in (0, 1)]
+        return [self._half(rows, unit, *pair) for pair in (places, places[::-1])]
+
+    def _half(
+        self, rows: StageRows, unit: CostUnit | None, judged: Places, chosen_on: Places
+    ) -> Half:
+        ours, others = taken(rows, judged), taken(rows, chosen_on)
+        if unit is not None:
+            fitted = self._fit(unit, chosen_on)
+            tokens = [fitted.worth.tokens(*self._inputs[place]) for place in judged.tolist()]
+            ours, others = with_costs(ours, fitted.worth, tokens), fitted.weighed(others)
+        return Half(places=judged, judged=ours, chosen_on=others)
+
+    def _fit(self, unit: CostUnit, places: Places) -> FittedWorth:
+        key = unit, int(places[0])
+        if key not in self._fitted:
+            given = self._given
+            part = _part(given.data, places)
+            self._fitted[key] = fit_worth(part, given.features, unit, given.prices)
+        return self._fitted[key]
 
 
-def _half(
-    given: Given, rows: StageRows, unit: CostUnit | None, judged: Places, chosen_on: Places
-) -> Half:
-    ours, others = taken(rows, judged), taken(rows, chosen_on)
-    if unit is not None:
-        fitted = fit_worth(_part(given.data, chosen_on), given.features, unit, given.prices)
-        texts = [given.data.prompts[place] for place in judged.tolist()]
-        tokens = [
-            fitted.worth.tokens(prompt_features(text, given.features), len(text)) for text in texts
-        ]
-        ours, others = with_costs(ours, fitted.worth, tokens), fitted.weighed(others)
-    return Half(places=judged, judged=ours, chosen_on=others)
-
-
-def within_one_point(given: Given) -> dict[str, dict[str, Chosen]]:
+def within_one_point(given: Given, costs: Costs) -> dict[str, dict[str, Chosen]]:
     """By what is looked at, and by what gains are counted per."""
     return {
-        way: {name: _chosen(given, halves(given, rows, unit)) for name, unit in GAIN_PER.items()}
+        way: {name: _chosen(given, costs.halves(rows, unit)) for name, unit in GAIN_PER.items()}
         for way, rows in given.ways.items()
     }
 
@@ -178,11 +191,11 @@ def _within_margin(rows: StageRows) -> OperatingPoint:
         return measure(rows, ALWAYS_LARGE)
 
 
-def at_equal_cost(given: Given) -> dict[str, dict[str, dict[str, Interval | float]]]:
+def at_equal_cost(given: Given, costs: Costs) -> dict[str, dict[str, dict[str, Interval | float]]]:
     """By what gains are counted per, and by token cost: accuracies, and 16 held minus text."""
     found: dict[str, dict[str, dict[str, Interval | float]]] = {}
     for name, unit in GAIN_PER.items():
-        parts = {way: halves(given, rows, unit) for way, rows in given.ways.items()}
+        parts = {way: costs.halves(rows, unit) for way, rows in given.ways.items()}
         found[name] = {}
         for cost in COST_GRID:
             scores = {way: _scores_at(given, each, cost) for way, each in parts.items()}

@@ -5,9 +5,9 @@ import pytest
 
 from benchmarks.routing.routing_worth import (
     COST_GRID,
+    Costs,
     Given,
     at_equal_cost,
-    halves,
     joined,
     measured_rates,
     with_modelled_seconds,
@@ -71,17 +71,17 @@ def test_rates_are_found_again_from_the_prompts_that_were_timed(given: Given) ->
 
 
 def test_halves_are_judged_once_and_costs_come_from_the_other(given: Given) -> None:
-    parts = halves(given, given.rows, "dollar")
+    parts = Costs(given).halves(given.rows, "dollar")
     assert sorted(np.concatenate([part.places for part in parts])) == list(range(240))
     assert all(part.judged.large_cost is not None for part in parts)
-    assert halves(given, given.rows, None)[0].judged.large_cost is None
+    assert Costs(given).halves(given.rows, None)[0].judged.large_cost is None
     values = [part.places.astype(np.float64) for part in parts]
     assert joined(parts, values).tolist() == list(range(240))
 
 
 @pytest.mark.slow
 def test_counting_costs_is_cheaper_within_one_point(given: Given) -> None:
-    found = within_one_point(given)
+    found = within_one_point(given, Costs(given))
     assert set(found) == {"text", "16 held", "whole answers"}
     cascade = found["16 held"]
     assert set(cascade) == {"request", "token cost", "second"}
@@ -93,7 +93,7 @@ def test_counting_costs_is_cheaper_within_one_point(given: Given) -> None:
 
 @pytest.mark.slow
 def test_at_equal_cost_the_cascade_is_compared_with_the_text(given: Given) -> None:
-    found = at_equal_cost(given)
+    found = at_equal_cost(given, Costs(given))
     for by_cost in found.values():
         assert list(by_cost) == [f"{cost:g}" for cost in COST_GRID]
         for entry in by_cost.values():
