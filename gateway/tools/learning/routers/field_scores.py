@@ -15,6 +15,7 @@ from outrider.gateway.tools.learning.routers.inputs import (
     RouterEvaluation,
     estimate_rows,
     wary_notes,
+    with_embeddings,
 )
 from outrider.gateway.tools.reports.grids import Grid
 from outrider.router.calibration import Prices, measure
@@ -108,11 +109,12 @@ def _comparison(
     judged: RouterEvaluation, other: Path, margin: float, how: JudgeFlags, prices: Prices | None
 ) -> Comparison:
     scorer = RouterScorer.load(other)
-    _, found = wary_notes(scorer, judged.data, strict=how.strict)
+    data = with_embeddings(scorer, judged.data, how.encoder)
+    _, found = wary_notes(scorer, data, strict=how.strict)
     for note in found:
         typer.echo(f"note: {other}: {note}", err=True)
     hold_back = None if how.whole_answers else how.hold_back_tokens
-    rows = estimate_rows(scorer, judged.data, hold_back)
+    rows = estimate_rows(scorer, data, hold_back)
     chosen = None if scorer.calibration is None else scorer.calibration.chosen
     point = measure(rows, scorer.threshold, None if chosen is None else chosen.band)
     return compare(
