@@ -91,6 +91,11 @@ class TypicalRequest:
         self.num_prompt_tokens = RunningMean(200.0)
         self.num_completion_tokens = RunningMean(200.0)
 
+    def likely_tokens(self, limit: int | None) -> int:
+        """Return the likely length of an answer of at most `limit` tokens."""
+        typical = round(self.num_completion_tokens.value)
+        return typical if limit is None else min(limit, typical)
+
     def cost_usd(self, prices: TokenPrices) -> float:
         """USD of one such request on a tier."""
         return prices.cost_usd(

@@ -215,7 +215,9 @@ class TierChooser:
             requested_constraints(prompts.options),
             is_whole=not prompts.request.stream,
             may_watch=budget.may_escalate and (is_alike or not prompts.has_token_ids),
-            busy_factor=self.loads.busy_factor(self._likely_tokens(prompts)),
+            busy_factor=self.loads.busy_factor(
+                self.routing.typical.likely_tokens(prompts.request.token_limit)
+            ),
             max_tokens=prompts.request.token_limit,
         )
         dialogue = prompts.dialogue
@@ -225,19 +227,13 @@ class TierChooser:
         size = ConversationSize(
             num_prompt_tokens=turn.num_tokens + dialogue.num_new_chars / _CHARS_PER_TOKEN,
             num_cached_tokens=turn.num_tokens,
-            num_completion_tokens=self._likely_tokens(prompts),
+            num_completion_tokens=self.routing.typical.likely_tokens(prompts.request.token_limit),
         )
         prices = self.routing.prices or prices_by_size(
             {tier: info.num_parameters for tier, info in tiers.items()}
         )
         factor = gain_factor(turn.tier, size, prices)
         return replace(constraints, current=turn.tier, gain_factor=factor)
-
-    def _likely_tokens(self, prompts: Prompts) -> int:
-        """Return the likely length of the answer."""
-        typical = round(self.routing.typical.num_completion_tokens.value)
-        limit = prompts.request.token_limit
-        return typical if limit is None else min(limit, typical)
 
     @property
     def renders_alike(self) -> bool:
