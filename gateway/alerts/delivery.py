@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-import aiohttp
 from prometheus_client import CollectorRegistry, Counter
 
 from outrider.gateway.alerts.conditions import Alert
@@ -47,7 +46,7 @@ class Webhook:
             raise ValueError("alerts.url and alerts.secret are not set")
         self._url = settings.url.get_secret_value()
         self._key = secret_bytes(settings.secret)
-        self._timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
+        self._timeout_s = settings.timeout_s
         self._wall_clock = wall_clock
         self._sleep = sleep
         self._waiting: asyncio.Queue[Alert] = asyncio.Queue(_MAX_WAITING)
@@ -94,6 +93,8 @@ class Webhook:
 
         Redirects are not followed, and the answer's body is not read.
         """
+        import aiohttp  # takes a while, and most gateways send no alerts
+
         body, timestamp = alert.body, int(self._wall_clock())
         headers = {
             "content-type": "application/json",
@@ -104,7 +105,8 @@ class Webhook:
         }
         try:
             async with aiohttp.ClientSession(
-                cookie_jar=aiohttp.DummyCookieJar(), timeout=self._timeout
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
             ) as session:
                 answer = await session.post(
                     self._url, data=body, headers=headers, allow_redirects=False

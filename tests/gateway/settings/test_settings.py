@@ -128,7 +128,7 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
         case dict():
             text = '{"x-a": "b"}'
         case tuple():
-            text = ",".join(value) or ("1" if path[-1] == "weights" else "")
+            text = ",".join(map(str, value)) or ("1" if path[-1] == "weights" else "")
         case _:
             text = str(value)
     environ = base | {variable: text}
@@ -136,6 +136,9 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
         environ |= {"OUTRIDER_MODELS__SMALL": "none", "OUTRIDER_MODELS__LARGE": "m"}
     if path[-1].endswith("_revision"):  # of a model on the hub
         environ[variable.removesuffix("_REVISION")] = "owner/name"
+    if path == ("alerts", "url"):
+        environ |= {variable: "https://a", "OUTRIDER_ALERTS__SECRET": f"whsec_{'A' * 32}"}
+        text = "https://a"
     if path == ("routing", "max_cost_usd"):
         environ["OUTRIDER_ROUTING__PRICES__LARGE__PROMPT"] = "1"
     found = setting_of(load_settings(environ=environ), path)
