@@ -75,6 +75,8 @@ class LoadedRouter:
     """Its task, in a few words, for the start's message."""
     guard: RouteGuard | None = None
     pair: str | None = None
+    is_assured: bool = False
+    """The policy keeps a quality with a stated probability."""
 
 
 def load_router(

@@ -11,7 +11,7 @@ from outrider.router.encoder.reader import PendingShares, PromptReader, once
 from outrider.router.estimates import QualityEstimate
 from outrider.router.scorer import RouterScorer
 from outrider.router.watch import Stages, UntrainedAnswers, WatchedAnswer, WatchPlan, WatchRules
-from outrider.router.words import WatchMode
+from outrider.router.words import Prefer, WatchMode
 from outrider.router.worth import CostUnit, ExpectedCosts
 from outrider.verifier.params import Tier
 
@@ -42,6 +42,17 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """What counts first for a request that two tiers may answer."""
+
+    by: Prefer
+    best: Tier = "small"
+    """The tier that is expected to answer first, or that costs less; says nothing of quality."""
+    figures: str = ""
+    """What was compared; metrics count reasons without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouteConstraints:
     """A request's requirements on its route."""
 
@@ -53,6 +64,8 @@ class RouteConstraints:
     """Replaces the server's own."""
     hold_back_s: float | None = None
     """Replaces the server's own."""
+    preference: Preference | None = None
+    """None: the server's setting decides, or what else is required here."""
     is_whole: bool = False
     """The answer is not streamed, so the whole answer may be judged."""
     may_watch: bool = True

@@ -21,6 +21,7 @@ OPTION_FIELDS: Final = (
     "sources",
     "quality",
     "tier",
+    "prefer",
     "min_quality",
     "threshold",
     "hold_back_tokens",
@@ -50,7 +51,7 @@ _CHOICE: Final = frozenset({MODEL, MODELS, "tier", "min_quality", "threshold"})
 one quality target."""
 _GROUPS: Final = (
     frozenset({"speculation", "max_draft_nodes", "max_draft_depth", "sources"}),
-    _CHOICE | {"policy", "hold_back_tokens", "hold_back_ms"},
+    _CHOICE | {"prefer", "policy", "hold_back_tokens", "hold_back_ms"},
 )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from outrider.gateway.settings.sections import Price, Section, Share
-from outrider.router.words import WatchMode
+from outrider.router.words import Prefer, WatchMode
 
 
 class TierPriceSettings(Section):
@@ -67,6 +67,10 @@ class RoutingSettings(Section):
     mid_stream: bool = False
     """Let the large model continue text that was already sent, when the small model's answer is
     rejected."""
+    prefer: Prefer | None = None
+    """For requests and keys that do not say it: latency (the model that is expected to answer
+    first), price (the cheapest that keeps `quality`), quality (the large model unless the router is
+    sure); unset: as calibrated."""
     sticky: bool = True
     """Prefer the model whose prefix cache holds the conversation."""
     max_busy_factor: Annotated[float, Field(ge=1, le=100)] = 4.0

@@ -70,6 +70,7 @@ keys: Final = Table(
     _flag("is_admin"),
     Column("reads_metrics", Boolean, nullable=False, server_default=false()),
     Column("reveals", String(16), nullable=True),
+    Column("prefer", String(16), nullable=True),
     Column("limits", Text, nullable=False),  # JSON of a LimitSpec
     Column("weight", Double, nullable=False),
     Column("labels", Text, nullable=False),  # JSON of names to texts

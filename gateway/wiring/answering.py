@@ -44,8 +44,13 @@ def build_adapters(parts: GatewayParts) -> AdapterRegistry:
     )
 
 
-def build_jobs(parts: GatewayParts, adapters: AdapterRegistry | None = None) -> JobBuilder:
-    """Build the builder of the engine's jobs."""
+def build_jobs(
+    parts: GatewayParts,
+    adapters: AdapterRegistry | None = None,
+    load: LocalLoad | None = None,
+) -> JobBuilder:
+    """Build the builder of the engine's jobs. `load`: the engine's, to compare with servers'."""
+    load = load or LocalLoad(parts.clock)
     models = LocalModels(
         engine=parts.engine,
         loaded=parts.tokenizers.keys(),
@@ -63,6 +68,7 @@ def build_jobs(parts: GatewayParts, adapters: AdapterRegistry | None = None) -> 
             limits=parts.limits,
             clock=parts.clock,
             loads=TierLoads(parts.clock, max_factor=parts.routing.max_busy_factor),
+            first_token_s=lambda: load.expected(1).first_token_s,
             on_routed=partial(parts.metrics.stages.observe, "route"),
         ),
         routing=parts.routing,
@@ -88,7 +94,11 @@ def build_catalog(parts: GatewayParts, jobs: JobBuilder, chains: ChainBook) -> L
 
 
 def build_planner(
-    parts: GatewayParts, jobs: JobBuilder, catalog: LiveModelCatalog, chains: ChainBook
+    parts: GatewayParts,
+    jobs: JobBuilder,
+    catalog: LiveModelCatalog,
+    chains: ChainBook,
+    load: LocalLoad | None = None,
 ) -> Planner:
     """Build what lines up the candidates of a request."""
     checks = TierChecks(
@@ -116,7 +126,7 @@ def build_planner(
         fills_in=any(each.infilling for each in parts.tokenizers.values()),
     )
     return Planner(
-        local=LocalParts(jobs=jobs, load=LocalLoad(parts.clock), calls=calls),
+        local=LocalParts(jobs=jobs, load=load or LocalLoad(parts.clock), calls=calls),
         calls=calls,
         router=parts.router,
         reader=reader,

@@ -5,6 +5,7 @@ from functools import partial
 
 from outrider.gateway.answering.candidates.arm_check import arm_check
 from outrider.gateway.answering.candidates.chains import ChainBook
+from outrider.gateway.answering.candidates.local_load import LocalLoad
 from outrider.gateway.answering.candidates.pass_through import PassThrough
 from outrider.gateway.answering.candidates.planner import Planner
 from outrider.gateway.answering.jobs.jobs import JobBuilder
@@ -62,10 +63,11 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         parts.metrics.registry.register(RouteCollector(parts.routing.guard))
     parts.metrics.registry.register(PauseMetrics(parts.engine))
     adapters = build_adapters(parts)
-    jobs = build_jobs(parts, adapters)
+    load = LocalLoad(parts.clock)
+    jobs = build_jobs(parts, adapters, load)
     chains = ChainBook(aliases=parts.aliases)
     catalog = build_catalog(parts, jobs, chains)
-    planner = build_planner(parts, jobs, catalog, chains)
+    planner = build_planner(parts, jobs, catalog, chains, load)
     recent = RecentOutcomes(clock=parts.clock)
     intake = build_intake(parts, recent)
     status = _build_status(parts, jobs, catalog, chains)

@@ -15,6 +15,7 @@ from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.encoder.bert import EncoderError
 from outrider.router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
 from outrider.router.policy import RoutePolicy, WatchOptions, pair_complaint
+from outrider.router.preference import PreferringPolicy
 from outrider.router.scorer import RouterFileError
 from outrider.verifier.params import TIERS, Tier
 
@@ -57,6 +58,7 @@ def build_routing(
         raise EngineError(f"the router cannot be loaded: {error}") from error
     parts = RoutingParts(
         prices=prices,
+        prefer=options.prefer,
         is_sticky=options.sticky,
         max_busy_factor=options.max_busy_factor,
         watch=watch,
@@ -65,7 +67,10 @@ def build_routing(
         typical=typical,
         summary=loaded.summary,
     )
-    return loaded.policy, parts
+    policy = PreferringPolicy(
+        policy=loaded.policy, min_quality=options.quality, is_assured=loaded.is_assured
+    )
+    return policy, parts
 
 
 def _wanted(

@@ -221,7 +221,7 @@ def hybrid(
             tokenizer,
             tiers=local,
             router=router,
-            routing=RoutingParts(guard=guard),
+            routing=RoutingParts(guard=guard, prefer=settings.routing.prefer),
             limits=GatewayLimits(default_max_tokens=64),
             upstream=cloud,
             aliases=settings.aliases,

@@ -32,6 +32,7 @@ from outrider.gateway.contract.answers.responder import (
     RouteReason,
     StrongAnswer,
     StrongTier,
+    TierOutlook,
 )
 from outrider.gateway.contract.errors.tree import BudgetError, GatewayError, RateLimitError
 from outrider.gateway.contract.schema.chat import ChatRequest
@@ -100,6 +101,13 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
     def expected_s(self) -> float:
         """Return the seconds of an answer; 0 while nothing was measured."""
         return self.parts.load.expected(self.parts.likely_tokens(self.parsed)).total_s
+
+    def outlook(self) -> TierOutlook:
+        """Return what may be expected of the large model; what has no price costs nothing."""
+        jobs, prices = self.parts.jobs, self.parts.jobs.routing.prices
+        cost_usd = 0.0 if prices is None else jobs.routing.typical.cost_usd(prices["large"])
+        first_token_s = self.parts.load.expected(1).first_token_s
+        return TierOutlook(first_token_s=first_token_s or None, cost_usd=cost_usd)
 
     async def open(self, origin: RouteReason) -> Responder:
         """Make a responder, not yet begun. Raises TryNextPlace where `strong_tier` is to answer."""

@@ -11,6 +11,11 @@ from outrider.gateway.answering.candidates.failures import after_failure, with_r
 from outrider.gateway.answering.candidates.fallback import unbounded
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCandidate
 from outrider.gateway.answering.candidates.watched_responder import SmallWatch
+from outrider.gateway.answering.jobs.preferences import (
+    between_outlooks,
+    hand_off_kind,
+    preferred_by,
+)
 from outrider.gateway.answering.jobs.route_report import watch_report
 from outrider.gateway.answering.jobs.tier_choice import requested_constraints
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest
@@ -29,7 +34,7 @@ from outrider.gateway.contract.errors.tree import (
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.router.conversations import is_tool_loop
 from outrider.router.guard import GuardOutcome
-from outrider.router.policy import Route, RouteConstraintError, RoutePolicy
+from outrider.router.policy import Preference, Route, RouteConstraintError, RoutePolicy
 
 
 class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
@@ -50,10 +55,11 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
         if origin.continues is not None or self.strong_tier is None:
             reason = origin.reason or self.parsed.constraints.reason
             return await super().open(replace(origin, reason=reason))
-        route = self._route(self.strong_tier)
+        preference = self._preference(self.strong_tier)
+        route = self._route(self.strong_tier, preference)
         self._note(route)
         if route.tier != "small":
-            raise TryNextPlace(self._hand_off(route), is_own=route.is_own)
+            raise TryNextPlace(self._hand_off(route, preference), is_own=route.is_own)
         origin = replace(origin, reason=origin.explain(route.reason), quality=route.quality)
         watch = await self._watch(route, self.strong_tier)
         return await self.calls.responder(self.parsed, self.query, origin, watch=watch)
@@ -65,16 +71,22 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
         """
         if self.strong_tier is None:
             return await super().route_report(RouteReason())
-        route = self._route(self.strong_tier)
+        preference = self._preference(self.strong_tier)
+        route = self._route(self.strong_tier, preference)
         if route.tier != "small":
-            raise TryNextPlace(self._hand_off(route))
+            raise TryNextPlace(self._hand_off(route, preference))
         origin = RouteReason(reason=route.reason, quality=route.quality)
         plan = route.watch
         hold_back_tokens = 0 if plan is None else plan.hold_back_tokens
         watch = watch_report(plan, hold_back_tokens=hold_back_tokens, mid_stream=False)
         return self.calls.route_report(self.parsed, self.query, origin, route, watch)
 
-    def _route(self, strong_tier: StrongTier) -> Route:
+    def _preference(self, strong_tier: StrongTier) -> Preference | None:
+        parsed = self.parsed
+        by = preferred_by(parsed.options, parsed.context.principal, self.calls.routing.prefer)
+        return by and between_outlooks(by, self.outlook(), strong_tier.outlook())
+
+    def _route(self, strong_tier: StrongTier, preference: Preference | None) -> Route:
         parsed = self.parsed
         messages = parsed.document.get("messages")
         if isinstance(messages, list) and _is_tool_loop(messages):
@@ -82,6 +94,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
             return Route(tier="large", reason=reason)
         constraints = replace(
             requested_constraints(parsed.options),
+            preference=preference,
             is_whole=not parsed.is_streamed,
             may_watch=_has_one_answer(parsed),
         )
@@ -113,9 +126,9 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
         if guard and route.is_own and not route.watch and route.quality is not None:
             guard.saw(GuardOutcome(quality=route.quality, is_strong=route.tier == "large"))
 
-    def _hand_off(self, route: Route) -> RouteReason:
+    def _hand_off(self, route: Route, preference: Preference | None) -> RouteReason:
         return RouteReason(
-            hand_off="quality",
+            hand_off=hand_off_kind(preference),
             reason=route.reason,
             route_tier=self.query.tier,
             quality=route.quality,

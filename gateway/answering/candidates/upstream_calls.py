@@ -26,6 +26,7 @@ from outrider.gateway.contract.answers.responder import (
     Responder,
     RouteReason,
     StrongAnswer,
+    TierOutlook,
 )
 from outrider.gateway.contract.errors.tree import (
     BadRequestError,
@@ -326,6 +327,15 @@ class UpstreamCandidate(msgspec.Struct, frozen=True, kw_only=True):
         """Return the seconds of an answer; None while nothing was measured."""
         total = self.calls.checks.tier(self.query).total
         return total.quantile(0.95) or total.ewma_s
+
+    def outlook(self) -> TierOutlook:
+        """Return what may be expected of the tier for this request."""
+        tier = self.calls.checks.tier(self.query)
+        cost_usd = self.calls.checks.cost_usd(self.parsed, self.query)
+        if cost_usd is None and tier.settings.has_price:
+            cost_usd = 0.0
+        first_token_s = tier.first_token.quantile(0.5) or tier.first_token.ewma_s
+        return TierOutlook(first_token_s=first_token_s, cost_usd=cost_usd)
 
     async def open(self, origin: RouteReason) -> Responder:
         """Make a responder, not yet begun. Raises GatewayError."""

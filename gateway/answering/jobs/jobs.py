@@ -147,7 +147,9 @@ class JobBuilder:
         candidates = prompts.able(permitted(context.principal, named, prompts.options.tier))
         chosen_from_s = self.clock()
         info = await self.models.engine_info()
-        choice = await self.chooser.choose(prompts, candidates, strong_tier, info)
+        choice = await self.chooser.choose(
+            prompts, candidates, strong_tier, info, context.principal
+        )
         self._trace_route(context, choice, chosen_from_s)
         job = await self._assemble(prompts, choice, context, strong_tier)
         return BuiltJob(job=job, prompts=prompts, candidates=candidates, choice=choice)

@@ -8,6 +8,7 @@ from outrider.router.conversations import ConversationMemory
 from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.guard import RouteGuard
 from outrider.router.policy import WatchOptions
+from outrider.router.words import Prefer
 from outrider.verifier.params import Tier
 
 
@@ -17,6 +18,8 @@ class RoutingParts:
 
     prices: Mapping[Tier, TokenPrices] | None = None
     """None where the settings name none."""
+    prefer: Prefer | None = None
+    """What counts first for requests and keys that do not say it."""
     is_sticky: bool = True
     """A conversation's prefix cache is weighed in."""
     max_busy_factor: float = 4.0

@@ -9,6 +9,12 @@ import msgspec
 
 from outrider.engine.errors import PromptTooLongError, TierUnavailableError
 from outrider.engine.events import EngineInfo, TierInfo
+from outrider.gateway.answering.jobs.preferences import (
+    between_models,
+    between_outlooks,
+    hand_off_kind,
+    preferred_by,
+)
 from outrider.gateway.answering.jobs.prompts import Dialogue, Prompts
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
@@ -17,10 +23,14 @@ from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.answers.responder import (
     RouteReason,
     StrongTier,
+    TierOutlook,
     TryNextPlace,
 )
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.common import OutriderOptions
+from outrider.gateway.contract.schema.kinds import Prefer
+from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
+from outrider.router.conversations import Turn
 from outrider.router.costs import ConversationSize, gain_factor, prices_by_size
 from outrider.router.policy import Route, RouteConstraintError, RouteConstraints, RoutePolicy
 from outrider.verifier.params import TIERS, Tier
@@ -67,6 +77,8 @@ class TierChooser:
     limits: GatewayLimits
     clock: Callable[[], float]
     loads: TierLoads
+    first_token_s: Callable[[], float] = field(default=lambda: 0.0)
+    """Returns the seconds until a request's first token is expected; 0 while none was measured."""
     on_routed: Callable[[float], object] = field(default=lambda held_s: None)
     """Gets the seconds for which a decision held the event loop."""
 
@@ -76,13 +88,14 @@ class TierChooser:
         candidates: CandidateTiers,
         strong_tier: StrongTier | None,
         engine: EngineInfo,
+        principal: Principal = ANONYMOUS,
     ) -> TierChoice:
         """Choose the tier of a request.
 
         `candidates`: the tiers that its model means and its key allows. `strong_tier`: the upstream
-        tier that plays the large model's part for this request. Raises BadRequestError,
-        TierUnavailableError or PromptTooLongError, and TryNextPlace where the request is for the
-        upstream tier.
+        tier that plays the large model's part for this request. `principal`: its key. Raises
+        BadRequestError, TierUnavailableError or PromptTooLongError, and TryNextPlace where the
+        request is for the upstream tier.
         """
         candidates = _narrowed(prompts.options.tier, candidates, engine)
         is_routed = prompts.is_auto or len(candidates) > 1  # an adapter beside the small model
@@ -93,9 +106,10 @@ class TierChooser:
             return self._choice(info, "requested" if is_named else "cascade")
         if is_routed and prompts.options.tier is None:
             small = next((info for info in candidates if info.tier == "small"), None)
+            by = preferred_by(prompts.options, principal, self.routing.prefer)
             if strong_tier is not None and small is not None:
-                return await self._shared(prompts, small, strong_tier.tier)
-            return await self._routed(prompts, candidates)
+                return await self._shared(prompts, small, strong_tier, by)
+            return await self._routed(prompts, candidates, by)
         for name in ("min_quality", "threshold"):
             if getattr(prompts.options, name) is not None:
                 raise BadRequestError(
@@ -148,13 +162,15 @@ class TierChooser:
             raise _too_dear(min(costs.values()), most)
         return _Budget(affordable=affordable, may_escalate=sum(costs.values()) <= most, costs=costs)
 
-    async def _routed(self, prompts: Prompts, candidates: CandidateTiers) -> TierChoice:
+    async def _routed(
+        self, prompts: Prompts, candidates: CandidateTiers, by: Prefer | None
+    ) -> TierChoice:
         budget = await self._budget(prompts, candidates)
         dialogue = prompts.dialogue
         sticky = None if dialogue is None else dialogue.tier
         if dialogue is not None and dialogue.is_tool_loop and len(candidates) > 1:
             return self._in_tool_loop(dialogue, prompts, candidates, budget)
-        constraints = self._constraints(prompts, candidates, budget)
+        constraints = self._constraints(prompts, candidates, budget, by)
         tokenizer = self.tokenizers[candidates[0].tier]
         route = await self._route(prompts.text(tokenizer), constraints)
         if len(budget.affordable) < len(candidates):
@@ -162,25 +178,34 @@ class TierChooser:
         fitted = await self._fitted(prompts, route, budget.affordable)
         return msgspec.structs.replace(fitted, sticky=sticky)
 
-    async def _shared(self, prompts: Prompts, small: TierInfo, strong_tier: str) -> TierChoice:
+    async def _shared(
+        self, prompts: Prompts, small: TierInfo, strong_tier: StrongTier, by: Prefer | None
+    ) -> TierChoice:
         """Choose the small model where the router trusts it; else raise TryNextPlace."""
         await self._budget(prompts, (small,))
         dialogue = prompts.dialogue
         if dialogue is not None and dialogue.is_tool_loop:
             if dialogue.tier is not None:
                 return self._in_tool_loop(dialogue, prompts, (small,), _Budget(affordable=(small,)))
-            reason = f"tool loop: {strong_tier}, the tier that made the calls is unknown"
+            reason = f"tool loop: {strong_tier.tier}, the tier that made the calls is unknown"
             raise TryNextPlace(RouteReason(hand_off="quality", reason=reason, route_tier="small"))
         tokenizer = self.tokenizers[small.tier]
+        preference = None
+        if by is not None:
+            preference = between_outlooks(by, self._small_outlook(), strong_tier.outlook())
         constraints = replace(
             requested_constraints(prompts.options),
+            preference=preference,
             is_whole=not prompts.request.stream,
             may_watch=prompts.num_choices == 1 and len(await prompts.of(small)) == 1,
         )
         route = await self._route(prompts.text(tokenizer), constraints)
         if route.tier != "small":
             origin = RouteReason(
-                hand_off="quality", reason=route.reason, route_tier="small", quality=route.quality
+                hand_off=hand_off_kind(preference),
+                reason=route.reason,
+                route_tier="small",
+                quality=route.quality,
             )
             raise TryNextPlace(origin, is_own=route.is_own)
         choice = self._choice(small, route.reason, route)
@@ -204,8 +229,17 @@ class TierChooser:
         await asyncio.sleep(0)
         return route
 
+    def _small_outlook(self) -> TierOutlook:
+        prices = self.routing.prices
+        cost_usd = None if prices is None else self.routing.typical.cost_usd(prices["small"])
+        return TierOutlook(first_token_s=self.first_token_s(), cost_usd=cost_usd)
+
     def _constraints(
-        self, prompts: Prompts, candidates: CandidateTiers, budget: _Budget
+        self,
+        prompts: Prompts,
+        candidates: CandidateTiers,
+        budget: _Budget,
+        by: Prefer | None,
     ) -> RouteConstraints:
         tiers = {info.tier: info for info in candidates}
         if set(tiers) != {"small", "large"}:
@@ -222,18 +256,31 @@ class TierChooser:
         )
         dialogue = prompts.dialogue
         turn = None if dialogue is None else dialogue.cached_turn(self.clock())
-        if dialogue is None or turn is None or not self.routing.is_sticky:
-            return constraints
-        size = ConversationSize(
-            num_prompt_tokens=turn.num_tokens + dialogue.num_new_chars / _CHARS_PER_TOKEN,
-            num_cached_tokens=turn.num_tokens,
-            num_completion_tokens=self.routing.typical.likely_tokens(prompts.request.token_limit),
-        )
         prices = self.routing.prices or prices_by_size(
             {tier: info.num_parameters for tier, info in tiers.items()}
         )
+        size = self._size(prompts, turn)
+        if by is not None:
+            cached_on = None if turn is None else turn.tier
+            preference = between_models(by, tiers, size, cached_on, prices)
+            constraints = replace(constraints, preference=preference)
+        if turn is None or not self.routing.is_sticky:
+            return constraints
         factor = gain_factor(turn.tier, size, prices)
         return replace(constraints, current=turn.tier, gain_factor=factor)
+
+    def _size(self, prompts: Prompts, turn: Turn | None) -> ConversationSize:
+        """Return the request's likely size; of a new conversation, a typical one."""
+        typical, dialogue = self.routing.typical, prompts.dialogue
+        num_cached_tokens = 0.0 if turn is None else turn.num_tokens
+        num_prompt_tokens = typical.num_prompt_tokens.value
+        if turn is not None and dialogue is not None:
+            num_prompt_tokens = num_cached_tokens + dialogue.num_new_chars / _CHARS_PER_TOKEN
+        return ConversationSize(
+            num_prompt_tokens=num_prompt_tokens,
+            num_cached_tokens=num_cached_tokens,
+            num_completion_tokens=typical.likely_tokens(prompts.request.token_limit),
+        )
 
     @property
     def renders_alike(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -190,12 +190,22 @@ class AnswerEscalated(Exception):
         self.answer = answer
 
 
+class TierOutlook(NamedTuple):
+    """What may be expected of a tier for one request; None: unknown."""
+
+    first_token_s: float | None
+    cost_usd: float | None
+
+
 class StrongTier(Protocol):
     """Models in the large one's part for a request: they get what is too hard for the small one."""
 
     @property
     def tier(self) -> str:
         """The name of their tier."""
+
+    def outlook(self) -> TierOutlook:
+        """Return what may be expected of them for this request."""
 
     async def escalate(self, weak: DraftAnswer) -> StrongAnswer | None:
         """Answer in the place of a weak answer; None where it cannot, in the time that is left."""

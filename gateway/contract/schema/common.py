@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, core_schema
 
 from outrider.engine.request import MAX_HYPOTHESES
-from outrider.gateway.contract.schema.kinds import AUTO, Policy
+from outrider.gateway.contract.schema.kinds import AUTO, Policy, Prefer
 from outrider.verifier.params import MAX_STOP_TOKEN_IDS, CascadeRule, Source
 
 MAX_CHOICES = 16
@@ -236,6 +236,9 @@ class OutriderOptions(RequestModel):
     models."""
     tier: Label | None = None
     """Takes the choice from the router: a local model or an upstream tier."""
+    prefer: Prefer | None = None
+    """What counts first where `auto` has a choice: the tier that is expected to answer first, the
+    cheapest that keeps `min_quality`, or the large model unless the router is sure."""
     min_quality: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Accuracy that `auto` is to keep, as a share of what the large model alone has."""
     threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None

@@ -2,6 +2,8 @@
 
 from typing import Final, Literal, NamedTuple
 
+from outrider.router.words import Prefer as Prefer
+
 AUTO: Final = "auto"
 """The name under which the router chooses; a request without a model means it."""
 

@@ -244,4 +244,6 @@ def _changed_scopes(wanted: KeyUpdate, given: set[str]) -> Mapping[str, Any]:
         changes["reads_metrics"] = wanted.metrics
     if "reveals" in given:
         changes["reveals"] = wanted.reveals
+    if "prefer" in given:
+        changes["prefer"] = wanted.prefer
     return changes

@@ -7,7 +7,7 @@ from msgspec.structs import asdict
 from pydantic import ConfigDict, Field
 
 from outrider.gateway.contract.schema.common import WHOLE, RequestModel, without_defaults
-from outrider.gateway.contract.schema.kinds import Reveals
+from outrider.gateway.contract.schema.kinds import Prefer, Reveals
 from outrider.gateway.contract.schema.structs import CompleteModel
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
 from outrider.gateway.tenancy.keys.keys import Scopes
@@ -127,7 +127,7 @@ class KeyCreate(RequestModel):
     `expires_at`: seconds since 1970 (UTC); null: never. A key with `admin` may use /admin, one with
     `metrics` may read /metrics. `reveals`: what its answers tell: nothing but the answer, the tiers
     behind it, or the operator's costs too; null: as the alias says, else tiers, or nothing where
-    `models` is set.
+    `models` is set. `prefer`: what counts first in its requests that do not say it.
     """
 
     name: AdminName
@@ -137,6 +137,7 @@ class KeyCreate(RequestModel):
     admin: bool = False
     metrics: bool = False
     reveals: Reveals | None = None
+    prefer: Prefer | None = None
     limits: KeyLimits = Field(default_factory=KeyLimits)
     weight: QueueWeight = 1.0
     labels: LabelMap = Field(default_factory=dict)
@@ -153,6 +154,7 @@ class KeyCreate(RequestModel):
                 is_admin=self.admin,
                 reads_metrics=self.metrics,
                 reveals=self.reveals,
+                prefer=self.prefer,
             ),
             limits=self.limits.spec(),
             weight=self.weight,
@@ -177,6 +179,7 @@ class KeyUpdate(RequestModel):
     admin: bool = False
     metrics: bool = False
     reveals: Reveals | None = None
+    prefer: Prefer | None = None
     limits: LimitsPatch | None = None
     weight: QueueWeight = 1.0
     labels: LabelsPatch | None = None
@@ -234,6 +237,7 @@ class KeyReport(CompleteModel, kw_only=True):
     admin: bool
     metrics: bool
     reveals: Reveals | None
+    prefer: Prefer | None
     models: list[str] | None
     tiers: list[str] | None
     limits: dict[str, Any]
@@ -296,6 +300,7 @@ def key_report(record: KeyRecord, now_s: float) -> KeyReport:
         admin=scopes.is_admin,
         metrics=scopes.reads_metrics,
         reveals=scopes.reveals,
+        prefer=scopes.prefer,
         models=None if scopes.models is None else sorted(scopes.models),
         tiers=None if scopes.tiers is None else sorted(scopes.tiers),
         limits=limits_report(record.limits),

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, cast, get_args
 
 from sqlalchemy import RowMapping
 
-from outrider.gateway.contract.schema.kinds import Reveals
+from outrider.gateway.contract.schema.kinds import Prefer, Reveals
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
 from outrider.gateway.tenancy.keys.keys import Scopes
 from outrider.gateway.tenancy.keys.records import KeyOrder, KeyRecord, TeamOrder, TeamRecord
@@ -45,6 +45,7 @@ def key_of(row: RowMapping) -> KeyRecord:
             is_admin=row["is_admin"],
             reads_metrics=row["reads_metrics"],
             reveals=_reveals(row["reveals"]),
+            prefer=_prefer(row["prefer"]),
         ),
         limits=LimitSpec.model_validate_json(row["limits"]),
         weight=row["weight"],
@@ -77,6 +78,7 @@ def row_of_key(order: KeyOrder) -> dict[str, Any]:
         "is_admin": order.scopes.is_admin,
         "reads_metrics": order.scopes.reads_metrics,
         "reveals": order.scopes.reveals,
+        "prefer": order.scopes.prefer,
         "limits": order.limits.model_dump_json(exclude_defaults=True),
         "weight": order.weight,
         "labels": json.dumps(dict(order.labels)),
@@ -118,6 +120,12 @@ def _reveals(text: str | None) -> Reveals | None:
     if text is not None and text not in get_args(Reveals):
         raise ValueError("the column reveals holds another word")
     return cast("Reveals | None", text)
+
+
+def _prefer(text: str | None) -> Prefer | None:
+    if text is not None and text not in get_args(Prefer):
+        raise ValueError("the column prefer holds another word")
+    return cast("Prefer | None", text)
 
 
 def _names(text: str | None) -> frozenset[str] | None:

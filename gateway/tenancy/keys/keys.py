@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from outrider.gateway.contract.schema.kinds import Reveals
+from outrider.gateway.contract.schema.kinds import Prefer, Reveals
 from outrider.gateway.tenancy.keys.amounts import NO_LIMITS, LimitSpec
 
 KEY_PREFIX: Final = "or-"
@@ -98,6 +98,8 @@ class Scopes:
     """Allows /metrics, as `is_admin` does."""
     reveals: Reveals | None = None
     """The facts that answers report. None: by the alias, else by the key itself (`shown`)."""
+    prefer: Prefer | None = None
+    """What counts first where a request does not say it."""
 
     def allows_model(self, name: str) -> bool:
         """Return whether requests may name this model."""

@@ -85,6 +85,13 @@ class ScopeFlags:
             help="What its answers tell. Default: tiers, or nothing with --model.",
         ),
     ] = None
+    prefer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="latency|price|quality",
+            help="What counts first in its requests for auto that do not say it.",
+        ),
+    ] = None
 
     def document(self) -> dict[str, Any]:
         """Return the scope as /admin takes it."""

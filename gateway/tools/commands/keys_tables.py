@@ -84,6 +84,7 @@ def _may(key: KeyRecord) -> str:
     parts = ["admin"] if scopes.is_admin else []
     parts += ["metrics"] if scopes.reads_metrics else []
     parts += [f"reveals {scopes.reveals}"] if scopes.reveals else []
+    parts += [f"prefers {scopes.prefer}"] if scopes.prefer else []
     for what, names in (("models", scopes.models), ("tiers", scopes.tiers)):
         if names is not None:
             parts.append(f"{what} {visible(', '.join(sorted(names))) or 'none'}")

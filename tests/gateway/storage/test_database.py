@@ -78,7 +78,7 @@ def test_a_newer_database_is_refused_and_left_alone(database_url: str) -> None:
     with database.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(
-        SettingsError, match=f"newer Outrider.* version 9999.* up to {tables.SCHEMA_VERSION}"
+        SettingsError, match=rf"newer Outrider.* version 9999.* up to {tables.SCHEMA_VERSION}"
     ):
         database.migrate()
     with database.read() as connection:

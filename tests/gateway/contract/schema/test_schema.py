@@ -91,6 +91,7 @@ def test_unsupported_values_are_named(field: str) -> None:
         ({"outrider": {"deadline_ms": 86_400_001}}, "outrider.deadline_ms"),
         ({"outrider": {"deadline_ms": "100"}}, "outrider.deadline_ms"),
         ({"outrider": {"min_quality": 1.01}}, "outrider.min_quality"),
+        ({"outrider": {"prefer": "speed"}}, "outrider.prefer"),
         ({"outrider": {"min_quality": "high"}}, "outrider.min_quality"),
         ({"outrider": {"max_cost_usd": 0}}, "outrider.max_cost_usd"),
         ({"outrider": {"max_cost_usd": True}}, "outrider.max_cost_usd"),

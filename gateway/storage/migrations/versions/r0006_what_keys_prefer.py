@@ -1,0 +1,16 @@
+"""What the requests of a key prefer."""
+
+from typing import Final
+
+import sqlalchemy as sa
+from alembic import op
+
+revision: Final = "0006"
+down_revision: Final = "0005"
+branch_labels: Final = None
+depends_on: Final = None
+
+
+def upgrade() -> None:
+    """Add a column."""
+    op.add_column("keys", sa.Column("prefer", sa.String(length=16), nullable=True))
