@@ -87,6 +87,10 @@ class StageRows:
     """The small tier's score, in [0, 1]."""
     strong: FloatRows
     """The large tier's score, in [0, 1]."""
+    text_right: FloatRows | None = None
+    """The text's estimate of the small tier's score; None: not known."""
+    last_right: FloatRows | None = None
+    """The last stage's."""
     hold_back_tokens: int = 16
     num_prompt_tokens: FloatRows | None = None
     num_weak_tokens: FloatRows | None = None

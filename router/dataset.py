@@ -23,6 +23,7 @@ from outrider.router.encoder.sentence import EmbeddedTexts
 from outrider.router.features import FloatRows
 
 _TRUE = frozenset({"1", "1.0", "true"})
+_MAX_WIDTH_CHARS: Final = 32
 _FALSE = frozenset({"0", "0.0", "false"})
 # Columns with one number a row, at least 0, and the fields that they fill.
 _COUNTS: Final = {
@@ -66,6 +67,9 @@ class LabelledPrompts:
     """Fingerprints of the two models, "<small>-<large>"."""
     embeddings: EmbeddedTexts | None = None
     """Of the prompts; no file has them."""
+
+    small_weights: str | None = None
+    """The type that the small model's products computed with, such as int8."""
 
     @property
     def num_duplicates(self) -> int:
@@ -115,6 +119,7 @@ class _Columns:
             ("hidden_state", _hidden_state),
             ("weak_logprobs", _logprobs),
             ("pair", _pair),
+            ("small_weights", _width),
             *((name, _count) for name in _COUNTS),
         )
         for name, parsed in optional:
@@ -152,6 +157,7 @@ class _Columns:
             hidden=np.stack(columns["hidden_state"]) if "hidden_state" in columns else None,
             logprobs=columns.get("weak_logprobs"),
             pair=columns["pair"][0] if "pair" in columns else None,
+            small_weights=columns["small_weights"][0] if "small_weights" in columns else None,
             **counts,
         )
 
@@ -171,6 +177,12 @@ class _Columns:
             raise RouterDataError(
                 f"{place}: hidden_state has {len(states[-1])} numbers, the first row's has "
                 f"{len(states[0])}"
+            )
+        widths = self._values.get("small_weights", [])
+        if widths and widths[-1] != widths[0]:
+            raise RouterDataError(
+                f"{place}: small_weights is {widths[-1]}, the first row's is {widths[0]}; put each "
+                "width's rows into a file of their own"
             )
         if pairs and pairs[-1] != pairs[0]:
             raise RouterDataError(
@@ -274,6 +286,12 @@ def _logprobs(value: object) -> FloatRows:
 def _pair(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f'is {value!r}, not "<fingerprint>-<fingerprint>"')
+    return value.strip()
+
+
+def _width(value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value.strip()) <= _MAX_WIDTH_CHARS:
+        raise ValueError(f"is {value!r}, not the name of a type, such as int8")
     return value.strip()
 
 

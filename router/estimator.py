@@ -21,6 +21,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.pipeline import Pipeline
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from outrider.router.assurance import assure
 from outrider.router.calibration import Calibration, CalibrationTarget, StageRows, calibrate
 from outrider.router.dataset import LabelledPrompts, RouterDataError
 from outrider.router.encoder.neighbours import Neighbours
@@ -143,6 +144,10 @@ def train_router(data: LabelledPrompts, config: TrainConfig | None = None) -> Tr
         prompt=1.0 - gain(stages.prompt_held_out),
         answer=None if stages.answer_held_out is None else 1.0 - gain(stages.answer_held_out),
         hold_back_tokens=config.hold_back_tokens,
+        text_right=stages.text.held_out[0],
+        last_right=(
+            stages.prompt_held_out if stages.answer_held_out is None else stages.answer_held_out
+        )[0],
     )
     calibration = calibrate(rows, config.target)
     text = stages.text.layer
@@ -157,6 +162,7 @@ def train_router(data: LabelledPrompts, config: TrainConfig | None = None) -> Tr
         answer=stages.answer.layer if stages.answer else None,
         calibration=calibration,
         prompt_hashes=np.unique(prompt_hashes(data.prompts))[:MAX_PROMPT_HASHES],
+        assurances=(assure(rows, data.small_weights),),
         familiarity=Familiarity.of(data.prompts, config.features),
         training=_training_record(data, config, stages, calibration),
     )

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 WINDOW: Final = 1024
 _MIN_REQUESTS: Final = 128  # with fewer, shares are mostly noise
 _CHECK_EVERY: Final = 32
-_MAX_SHIFT: Final = 0.25
+MAX_SHIFT: Final = 0.25
+"""Of the stability index: above it the qualities have shifted, by convention."""
 _SHARE_SLACK: Final = 0.1
 _LEAST_SHARE: Final = 1e-3  # of an empty decile: the logarithm wants something
 _LOG_EVERY_S: Final = 600.0
@@ -178,7 +179,7 @@ class RouteGuard:
             threshold=setting.threshold,
             is_drifting=num_outcomes >= _MIN_REQUESTS
             and (
-                _is_off(observed, setting.strong_share, num_outcomes) or (shift or 0.0) > _MAX_SHIFT
+                _is_off(observed, setting.strong_share, num_outcomes) or (shift or 0.0) > MAX_SHIFT
             ),
         )
 

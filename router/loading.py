@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from outrider.router.assurance import LiveAssurance
 from outrider.router.calibration import ALWAYS_LARGE
 from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.dial import Dial, Setting
@@ -75,8 +76,8 @@ class LoadedRouter:
     """Its task, in a few words, for the start's message."""
     guard: RouteGuard | None = None
     pair: str | None = None
-    is_assured: bool = False
-    """The policy keeps a quality with a stated probability."""
+    assured: LiveAssurance | None = None
+    """Keeps a quality with a stated probability."""
 
 
 def load_router(
@@ -109,7 +110,8 @@ def load_router(
             "autopilot off"
         )
     dial = None if scorer.calibration is None else Dial(scorer.calibration)
-    start = _banded(_start(scorer, dial, options, typical), options)
+    assured = LiveAssurance(scorer.assurances) if scorer.assurances else None
+    start = _banded(_start(scorer, dial, options, typical, assured), options)
     autopilot = _autopilot(start(), dial, options) if options.autopilot else None
     current = start if autopilot is None else lambda: autopilot.setting
     guard = RouteGuard(
@@ -125,11 +127,14 @@ def load_router(
         reader=_reader(scorer, options),
         on_verdict=partial(_report_to, guard),
         otherwise=_abstaining(options) if options.abstains and scorer.familiarity else None,
+        assured=assured,
     )
     summary = f"by the router in {path}"
     if policy.otherwise is not None:
         summary += "; prompts unlike its training: the small model's first tokens decide"
-    return LoadedRouter(policy=policy, summary=summary, guard=guard, pair=scorer.pair)
+    return LoadedRouter(
+        policy=policy, summary=summary, guard=guard, pair=scorer.pair, assured=assured
+    )
 
 
 def _reader(scorer: RouterScorer, options: RoutingOptions) -> PromptReader | None:
@@ -181,13 +186,19 @@ def _has_target(options: RoutingOptions) -> bool:
 
 
 def _start(
-    scorer: RouterScorer, dial: Dial | None, options: RoutingOptions, typical: TypicalRequest
+    scorer: RouterScorer,
+    dial: Dial | None,
+    options: RoutingOptions,
+    typical: TypicalRequest,
+    assured: LiveAssurance | None,
 ) -> Callable[[], Setting]:
     """The setting as the targets want it; the one for a cost follows the requests' lengths."""
     if options.max_cost_usd is not None and options.prices is not None:
         return _CostTarget(_needed(dial, "max_cost_usd"), options, typical)
     if options.strong_share is not None and (dial is not None or not options.autopilot):
         setting = _needed(dial, "strong_share").at_share(options.strong_share)
+    elif options.quality is not None and assured is not None:
+        return partial(assured.setting, options.quality, may_watch=options.watch.mode != "off")
     elif options.quality is not None:
         setting = _needed(dial, "quality").at_quality(options.quality)
     else:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
+from outrider.router.assurance import LiveAssurance
 from outrider.router.calibration import ALWAYS_LARGE, Stage
 from outrider.router.dial import Dial, ScoreBand, Setting
 from outrider.router.encoder.reader import PendingShares, PromptReader, once
@@ -30,6 +31,9 @@ class Route:
     `quality` was not below it; a watch uses the same."""
     band: ScoreBand | None = None
     """Text qualities between which the small model begins under watch."""
+    small_right: tuple[float, float] | None = None
+    """An interval of the probability that the small model's answer is right, by the text; None
+    where none is known."""
     stage: Stage | None = None
     """The last stage to decide."""
     watch: WatchPlan | None = None
@@ -153,15 +157,40 @@ class TrainedPolicy:
     otherwise: RoutePolicy | None = None
     """Decides on prompts that are unlike the router's training. None: the router decides on them as
     well."""
+    assured: LiveAssurance | None = None
+    """Keeps a request's `min_quality`; None: as calibrated, for routers of earlier versions."""
 
     def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         """Estimate, compare, explain; abstain where the prompt is unlike the training."""
         familiar = None if self.otherwise is None else self.scorer.estimate_familiar(text)
+        is_bound = constraints.min_quality is not None and self.assured is not None
+        if is_bound and (why := self._why_unassured(familiar)):
+            return Route(tier="large", reason=f"router: {why}, large keeps the quality")
         if familiar is None and self.otherwise is not None:
             may_watch = constraints.may_watch and self.watch.mode != "off"
             return self.otherwise.route(text, replace(constraints, may_watch=may_watch))
         estimate = familiar or self.scorer.estimate(text)
         setting = self._effective(constraints, estimate)
+        route = self._route_by(estimate, setting, constraints)
+        return replace(route, small_right=self._small_right(estimate))
+
+    def _why_unassured(self, familiar: QualityEstimate | None) -> str:
+        """Return why no quality is assured for a prompt; empty where it is."""
+        if self.otherwise is not None and familiar is None:
+            return "prompt unlike the router's training"
+        if self.assured is not None and self.assured.current is None:
+            return "nothing assured for the small model's weights"
+        return ""
+
+    def _small_right(self, estimate: QualityEstimate) -> tuple[float, float] | None:
+        current = None if self.assured is None else self.assured.current
+        if current is None:
+            return None
+        return current.stage(may_watch=False).small_right(estimate.small)
+
+    def _route_by(
+        self, estimate: QualityEstimate, setting: Setting, constraints: RouteConstraints
+    ) -> Route:
         quality = estimate.quality
         if setting.band is not None:
             read_prompt = once(self.reader, text)
@@ -204,6 +233,12 @@ class TrainedPolicy:
 
     def _effective(self, constraints: RouteConstraints, estimate: QualityEstimate) -> Setting:
         """The setting for these constraints; its band says whether answers may be watched."""
+        if constraints.min_quality is not None and self.assured is not None:
+            may_watch = constraints.may_watch and self.watch.mode != "off"
+            assured = self.assured.setting(constraints.min_quality, may_watch=may_watch)
+            # A conversation may need a larger gain to leave the small model: not at this price.
+            factor = min(constraints.gain_factor, 1.0)
+            return assured if factor == 1.0 else assured.for_gain_factor(factor)
         setting = self.current_setting()
         if constraints.threshold is not None:
             setting = own_setting(self.scorer, constraints.threshold)

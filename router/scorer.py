@@ -24,6 +24,7 @@ from outrider.router.answer_features import (
     answer_inputs,
     num_answer_inputs,
 )
+from outrider.router.assurance import Assurance
 from outrider.router.calibration import ALWAYS_LARGE, Calibration
 from outrider.router.encoder.stage import EncoderStage, stage_arrays, take_stage
 from outrider.router.estimates import LinearStage, QualityEstimate, estimate_of
@@ -71,6 +72,9 @@ class RouterScorer:
     calibration: Calibration | None = None
     prompt_hashes: Hashes = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
     """Hashes of the training prompts, ascending; the smallest MAX_PROMPT_HASHES at most."""
+    assurances: tuple[Assurance, ...] = ()
+    """What is kept with a stated probability, for each width of the small model's weights. Empty
+    for routers of earlier versions."""
     familiarity: Familiarity | None = None
     """Finds prompts that are unlike the training's. None for routers of earlier versions."""
     worth: Worth | None = None
@@ -188,6 +192,12 @@ class RouterScorer:
         threshold = calibration.chosen.threshold
         return replace(self, calibration=calibration, threshold=threshold, worth=worth)
 
+    def with_assurance(self, assurance: Assurance) -> Self:
+        """Return the same router with an assurance, in the place of that of the same width."""
+        width = assurance.small_weights
+        others = [each for each in self.assurances if each.small_weights != width]
+        return replace(self, assurances=(*others, assurance))
+
     def was_trained_on(self, prompts: Iterable[str]) -> NDArray[np.bool_]:
         """Return which of the prompts are among those remembered from training, [num_prompts]."""
         return np.isin(prompt_hashes(prompts), self.prompt_hashes)
@@ -220,6 +230,7 @@ class RouterScorer:
             "pair": self.pair,
             "calibration": None if self.calibration is None else asdict(self.calibration),
             "training": dict(self.training),
+            "assurances": [asdict(each) for each in self.assurances],
             "farthest": None if known is None else known.limit,
             "encoder": None if encoder is None else asdict(encoder.config),
             "costs": None if self.worth is None else asdict(self.worth.model),
@@ -260,9 +271,11 @@ def _scorer_values(files: RouterFiles) -> dict[str, Any]:
     for name, known in versions.items():
         if (found := config.pop(name, None)) != known:
             raise ValueError(f"unknown {name} {found}; available: {known}. Train the router again")
-    farthest = config.pop("farthest", None)  # earlier versions lack these three
-    encoder = config.pop("encoder", None)
-    costs = config.pop("costs", None)
+    # Earlier versions lack these.
+    farthest, encoder = config.pop("farthest", None), config.pop("encoder", None)
+    costs, assurances = config.pop("costs", None), config.pop("assurances", [])
+    if not isinstance(assurances, list):
+        raise ValueError("assurances must be a list")
     known_names = {"features", "heads", "threshold", "pair", "calibration", "training"}
     if set(config) != known_names:
         raise ValueError(f"must name {sorted(known_names)}, not {sorted(config)}")
@@ -290,6 +303,7 @@ def _scorer_values(files: RouterFiles) -> dict[str, Any]:
         **values,
         "encoder": stage,
         "features": features,
+        "assurances": tuple(record_from(Assurance, each) for each in assurances),
         "familiarity": _familiarity(packed, farthest, features),
         "worth": Worth.read(costs, *lengths),
         "threshold": float(threshold),

@@ -41,6 +41,8 @@ def stage_rows(
         prompt=_qualities(prompt),
         answer=None if answer is None else _qualities(answer),
         hold_back_tokens=hold_back_tokens,
+        text_right=_small_right(text),
+        last_right=_small_right(answer or prompt),
     )
     if scorer.worth is None:
         return rows
@@ -54,6 +56,8 @@ def labelled_rows(
     prompt: FloatRows,
     answer: FloatRows | None,
     hold_back_tokens: int | None,
+    text_right: FloatRows | None = None,
+    last_right: FloatRows | None = None,
 ) -> StageRows:
     """The qualities beside what the data know of each prompt: all [num_prompts]."""
     if hold_back_tokens is None:
@@ -64,6 +68,8 @@ def labelled_rows(
         answer=answer,
         weak=data.weak,
         strong=np.ones_like(data.weak) if data.strong is None else data.strong,
+        text_right=text_right,
+        last_right=last_right,
         hold_back_tokens=hold_back_tokens,
         num_prompt_tokens=data.num_prompt_tokens,
         num_weak_tokens=data.num_weak_tokens,
@@ -88,3 +94,7 @@ def seen_logprobs(logprobs: FloatRows, hold_back_tokens: int | None) -> tuple[Fl
 def _qualities(estimates: list[QualityEstimate]) -> FloatRows:
     """1 - gain, [num_prompts]: not clipped at 1, so that the order beyond it is kept."""
     return np.array([1.0 - estimate.gain for estimate in estimates])
+
+
+def _small_right(estimates: list[QualityEstimate]) -> FloatRows:
+    return np.array([estimate.small for estimate in estimates])

@@ -56,6 +56,7 @@ def build_jobs(
         loaded=parts.tokenizers.keys(),
         adapters=adapters or build_adapters(parts),
         pair=parts.routing.pair,
+        assured=parts.routing.assured,
         fleet=parts.engine if isinstance(parts.engine, EnginePool) else None,
     )
     return JobBuilder(

@@ -63,12 +63,13 @@ def build_routing(
         max_busy_factor=options.max_busy_factor,
         watch=watch,
         guard=loaded.guard,
+        assured=loaded.assured,
         pair=_pair_to_check(loaded, models, is_forced=options.force_router),
         typical=typical,
         summary=loaded.summary,
     )
     policy = PreferringPolicy(
-        policy=loaded.policy, min_quality=options.quality, is_assured=loaded.is_assured
+        policy=loaded.policy, min_quality=options.quality, is_assured=loaded.assured is not None
     )
     return policy, parts
 

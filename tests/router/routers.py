@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from outrider.router.assurance import Assurance, AssuredPoint, AssuredStage, RightGroup
 from outrider.router.calibration import ALWAYS_LARGE, Calibration, OperatingPoint, Stage
 from outrider.router.estimates import LinearStage, QualityEstimate
 from outrider.router.features import FeatureConfig, FloatRows
@@ -75,6 +76,15 @@ def table(chosen: float = 0.5, stage: Stage = "answer") -> Calibration:
         stage=stage,
         quality_deciles=tuple(i / 10 for i in range(11)),
     )
+
+
+def assurance_of(quality: float, weights: str | None = None) -> Assurance:
+    """Half of the prompts to the small model keep this quality."""
+    large = AssuredPoint(threshold=ALWAYS_LARGE, band=None, strong_share=1.0, quality=1.0)
+    half = AssuredPoint(threshold=0.5, band=None, strong_share=0.5, quality=quality)
+    groups = (RightGroup(start=0.0, low=0.2, high=0.4), RightGroup(start=0.5, low=0.6, high=0.9))
+    stage = AssuredStage(stage="text", points=(large, half), groups=groups)
+    return Assurance(confidence=0.9, num_prompts=100, small_weights=weights, stages=(stage,))
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
 from outrider.router.policy import FixedPolicy, RouteConstraints, TrainedPolicy
-from tests.router.routers import scorer_that_says, table
+from tests.router.routers import assurance_of, scorer_that_says, table
 
 BOTH = ("small", "large")
 
@@ -141,3 +141,15 @@ def test_one_tier_has_no_choice_and_says_that_a_target_is_idle(
     assert isinstance(loaded.policy, FixedPolicy)
     assert loaded.guard is None
     assert "no effect" in caplog.text
+
+
+def test_the_quality_target_takes_what_is_assured(tmp_path: Path) -> None:
+    scorer_that_says(0.5, table()).with_assurance(assurance_of(0.9, "int8")).save(tmp_path)
+    loaded = load(tmp_path, quality=0.9)
+    assert isinstance(loaded.policy, TrainedPolicy)
+    assert loaded.assured is not None
+    assert loaded.policy.current_setting().strong_share == 0.5
+    assert load(tmp_path, quality=0.91).policy.route("x").tier == "large"
+    loaded.assured.use("int4")
+    assert loaded.policy.route("x").tier == "large"
+    assert load(tmp_path).policy.route("x").band == table().chosen.band  # no target, no change

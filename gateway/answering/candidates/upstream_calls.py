@@ -286,6 +286,7 @@ class UpstreamCalls:
             quality=route.quality,
             threshold=route.threshold,
             band=route.band,
+            small_right=route.small_right,
             stage=route.stage,
             cascade=cascade,
             prompt_tokens=None,

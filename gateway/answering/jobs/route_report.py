@@ -53,6 +53,7 @@ def describe_route(
         quality=route.quality,
         threshold=route.threshold,
         band=route.band,
+        small_right=route.small_right,
         stage=route.stage,
         cascade=watch_report(
             plan,

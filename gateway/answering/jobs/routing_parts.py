@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from outrider.gateway.answering.jobs.second_looks import SecondLooks
+from outrider.router.assurance import LiveAssurance
 from outrider.router.conversations import ConversationMemory
 from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.guard import RouteGuard
@@ -32,6 +33,8 @@ class RoutingParts:
     None: nothing is compared."""
     summary: str = ""
     """The way in which the tier is chosen, in a few words."""
+    assured: LiveAssurance | None = None
+    """Wants to know the small model's width."""
     typical: TypicalRequest = field(default_factory=TypicalRequest)
     memory: ConversationMemory = field(default_factory=ConversationMemory)
     second_looks: SecondLooks = field(default_factory=SecondLooks)

@@ -1,5 +1,6 @@
 """The models of the local engine: whether they are there, and the names that they answer to."""
 
+import logging
 from collections.abc import Set
 from dataclasses import dataclass, field
 
@@ -12,8 +13,11 @@ from outrider.gateway.engines.adapters.registry import AdapterRegistry
 from outrider.gateway.engines.backends.client import EngineClient
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.tenancy.keys.keys import Scopes
+from outrider.router.assurance import LiveAssurance
 from outrider.router.policy import pair_complaint
 from outrider.verifier.params import TIERS, Tier
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -27,6 +31,8 @@ class LocalModels:
     """Those that have a name."""
     pair: str | None = None
     """Fingerprints of the models that the router was trained for; None: nothing is compared."""
+    assured: LiveAssurance | None = None
+    """Holds for a small model of some width; None: nothing is assured."""
     start_error: Exception | None = None
     """Why the engine could not be loaded at all."""
     fleet: EnginePool | None = None
@@ -49,8 +55,18 @@ class LocalModels:
             complaint = pair_complaint(self.pair, by_tier["small"], by_tier["large"])
             if complaint is not None:
                 raise EngineError(f"{complaint[0].upper()}{complaint[1:]}")
+            self._note_width(info)
             self._info, self._own_names = info, _names_of(info)
         return self._info
+
+    def _note_width(self, info: EngineInfo) -> None:
+        """Tell the router's assurance in which width the small model is."""
+        small = info.tiers.get("small")
+        if self.assured is None or small is None:
+            return
+        complaint = self.assured.use(small.scheme)
+        if complaint is not None:
+            logger.warning("%s", complaint)
 
     def require_ready(self) -> None:
         """Raise NotReadyError while the engine is loading or being restarted."""

@@ -71,6 +71,13 @@ class RouteReport(ResponseModel):
         tuple[float, float] | None,
         says("What `quality` was compared with: between low and high the small model is watched."),
     ]
+    small_right: Annotated[
+        tuple[float, float] | None,
+        says(
+            "An interval of the probability that the small model is right, by the prompt's "
+            "text; null where the router has none."
+        ),
+    ]
     stage: Annotated[
         Literal["text", "prompt", "answer"] | None,
         says("The last stage to decide: text, prompt (the small model's reading of it) or answer."),

@@ -25,6 +25,7 @@ from outrider.gateway.tools.commands.command_parts import (
     DeviceOption,
     DtypeOption,
     LargeRevision,
+    QuantizeOption,
     SmallRevision,
 )
 from outrider.gateway.tools.commands.data_files import DATA_VARIABLE, found_data
@@ -36,7 +37,6 @@ from outrider.gateway.tools.learning.collect.collecting import (
     Collector,
     CollectPlan,
     CollectProgress,
-    pair_of,
 )
 from outrider.gateway.tools.learning.collect.data import (
     CollectError,
@@ -59,6 +59,8 @@ whole answer), regex (searched for in the last line), json (the last line's valu
 json_schema, or judge (a model behind an OpenAI-compatible URL). OUT is what `outrider router train`
 reads; an interrupted run goes on where it was. Its seconds are from submission to the last token
 with --batch questions under way at one model, so --batch 1 gives those that a lone client sees.
+The small model's width counts too: label with --quantize as you serve, each width in a file of its
+own.
 
 [bold]Examples[/bold]
 
@@ -113,6 +115,7 @@ class CollectFlags:
     batch: Annotated[int, typer.Option(min=1, max=512, help="Questions answered at a time.")] = 32
     device: DeviceOption = None
     dtype: DtypeOption = None
+    quantize: QuantizeOption = None
     num_threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads."), Sets("engine.num_threads")
     ] = None
@@ -163,8 +166,8 @@ async def _run(
         stack.push_async_callback(engine.close)
         ask = (await stack.enter_async_context(judge)).is_right if judge else None
         info = await engine.info()
-        labels = LabelFile(out, pair=pair_of(info))
         collector = Collector(engine, info, tokenizers, plan, ask)
+        labels = LabelFile(out, pair=collector.pair, small_weights=collector.small_weights)
         with _bars() as bars:
             task = bars.add_task("collecting", total=len(questions), right="")
 

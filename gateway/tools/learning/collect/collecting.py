@@ -123,6 +123,7 @@ class Collector:
         self._plan = plan
         self._ask = ask
         self.pair = pair_of(info)
+        self.small_weights = info.tiers["small"].scheme or None
 
     async def collect(
         self,
@@ -285,6 +286,7 @@ class Collector:
             weak_answer=small.text,
             strong_answer=large.text,
             pair=self.pair,
+            small_weights=self.small_weights,
             family=question.family,
             difficulty=question.difficulty,
         )

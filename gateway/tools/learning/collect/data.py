@@ -77,6 +77,8 @@ class LabelledRow:
     strong_answer: str
     pair: str | None
     """The checkpoints' fingerprints, small and large; None where they are unknown."""
+    small_weights: str | None
+    """The type that the small model's products computed with."""
     family: str | None
     difficulty: int | None
 
@@ -172,10 +174,11 @@ def _json_object(line: str, place: str) -> dict[str, Any]:
 class LabelFile:
     """The file of labelled rows, appended to line by line; what is in it already is not redone."""
 
-    def __init__(self, path: Path, *, pair: str | None) -> None:
+    def __init__(self, path: Path, *, pair: str | None, small_weights: str | None = None) -> None:
         """Read what an interrupted run left, and cut off a line that it did not finish.
 
-        Raises CollectError where the file holds something else, or rows of another pair of models.
+        Raises CollectError where the file holds something else, or rows of another pair of models
+        or another width of the small one.
         """
         if path.suffix.lower() not in (".jsonl", ".ndjson"):
             raise CollectError(f"{path}: must end in .jsonl")
@@ -183,9 +186,9 @@ class LabelFile:
         self.labels: dict[str, tuple[int, int]] = {}
         """Correctness of the small and the large model's answer (0 or 1), by digest."""
         if path.exists():
-            self._read(pair)
+            self._read(pair, small_weights)
 
-    def _read(self, pair: str | None) -> None:
+    def _read(self, pair: str | None, small_weights: str | None) -> None:
         content = self._path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         for number, line in enumerate(whole.decode(errors="replace").split("\n")[:-1], start=1):
@@ -201,6 +204,11 @@ class LabelFile:
                 raise CollectError(
                     f"{place}: collected with other models (pair {row.get('pair')}, now {pair}); "
                     "name another file with --out"
+                )
+            if row.get("small_weights", small_weights) != small_weights:
+                raise CollectError(
+                    f"{place}: collected with a small model in {row['small_weights']}, now "
+                    f"{small_weights}; name another file with --out"
                 )
             self.labels[row["id"]] = (row["weak_correct"], row["strong_correct"])
         if len(whole) < len(content):

@@ -16,6 +16,7 @@ from outrider.gateway.tools.learning.routers.field_scores import (
     field_scores,
     print_field,
 )
+from outrider.gateway.tools.learning.routers.drift_command import DRIFT_HELP, drift
 from outrider.gateway.tools.learning.routers.inputs import (
     EncoderOption,
     HoldBackOption,
@@ -50,6 +51,7 @@ from outrider.gateway.tools.learning.routers.weighing import (
     weighed_json,
     weighed_lines,
 )
+from outrider.router.assurance import assure
 from outrider.router.calibration import calibrate
 from outrider.router.encoder.sentence import SentenceEncoder
 from outrider.router.scorer import RouterScorer
@@ -285,10 +287,9 @@ def calibrate_command(
             typer.echo(f"note: {note}", err=True)
         check_labels(labelled, flags.data, are_trusted=flags.trust_labels)
         scorer = replace(scorer, worth=None)
-        rows = estimate_rows(scorer, labelled, flags.hold_back_tokens)
+        judged = estimate_rows(scorer, labelled, flags.hold_back_tokens)
         fitted = weigh(scorer, labelled, flags.gain_per, targets, prices)
-        if fitted is not None:
-            rows = fitted.weighed(rows)
+        rows = judged if fitted is None else fitted.weighed(judged)
         calibration = calibrate(rows, target)
         if out is not None:
             found = {
@@ -299,7 +300,9 @@ def calibrate_command(
             }
             training = {**scorer.training, "calibrated_on": found}
             worth = None if fitted is None else fitted.worth
-            replace(scorer.with_calibration(calibration, worth), training=training).save(out)
+            # A quality that a request names is kept whatever the large model costs.
+            assured = scorer.with_assurance(assure(judged, labelled.small_weights))
+            replace(assured.with_calibration(calibration, worth), training=training).save(out)
     if as_json:
         weighed = {} if fitted is None else weighed_json(fitted)
         typer.echo(json.dumps({**calibration_json(calibration), **weighed}, indent=2))
@@ -313,6 +316,8 @@ def calibrate_command(
     elif not as_json:
         typer.echo("Nothing was written: --out DIR writes the router with this setting.")
 
+
+app.command(help=_flowing(DRIFT_HELP))(drift)
 
 _REPORT_HELP = """
 One HTML page about a router: figures, curves, calibration, and where it is wrong.

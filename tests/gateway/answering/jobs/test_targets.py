@@ -24,6 +24,7 @@ from outrider.gateway.contract.schema.parsing import parse
 from outrider.gateway.contract.schema.routing import RouteReport
 from outrider.gateway.wiring.answering import build_jobs
 from outrider.gateway.wiring.gateway_parts import GatewayParts
+from outrider.router.assurance import LiveAssurance
 from outrider.router.calibration import Calibration
 from outrider.router.costs import TokenPrices
 from outrider.router.dial import Dial
@@ -32,7 +33,7 @@ from outrider.router.policy import TrainedPolicy, WatchOptions, own_setting
 from outrider.verifier.params import Tier
 from tests.gateway.answers import read_answer
 from tests.gateway.scripted_client import Script, ScriptedClient
-from tests.router.routers import scorer_that_says, table
+from tests.router.routers import assurance_of, scorer_that_says, table
 
 INCOMING = RequestContext(arrival_s=0.0, request_id="req-1")
 
@@ -63,6 +64,7 @@ class World:
             current_setting=lambda: setting,
             dial=None if self.calibration is None else Dial(self.calibration),
             watch=self.parts.get("cascade", WatchOptions()),
+            assured=self.parts.get("assured"),
         )
         self.engine = ChangedInfo(
             vocab_size=420,
@@ -261,6 +263,23 @@ def test_models_that_write_differently_get_requests_of_their_own(
     assert len(set(ids)) == 4
     # Token ids mean something in one of the tokenizers only.
     assert made.job(logit_bias={"5": 1}).watch is None
+
+
+@pytest.mark.parametrize(("scheme", "tier"), [("int8", "small"), ("int4", "large"), ("", "small")])
+def test_a_quality_is_assured_for_the_weights_that_are_loaded(
+    world: Callable[..., World], caplog: pytest.LogCaptureFixture, scheme: str, tier: str
+) -> None:
+    made = world(
+        quality=0.7,
+        calibration=table(),
+        change=lambda info: replace(info, scheme=scheme),
+        parts={"assured": LiveAssurance([assurance_of(0.95, "int8")])},
+    )
+    assert made.job(outrider={"min_quality": 0.9}).tier == tier
+    assert ("this one is in int4" in caplog.text) == (scheme == "int4")
+    assert made.report(outrider={"min_quality": 0.9}).small_right == (
+        None if scheme == "int4" else (0.6, 0.9)
+    )
 
 
 # ---- costs -------------------------------------------------------------------------------------

@@ -316,6 +316,10 @@ def test_a_file_of_something_else_is_not_written_to(tmp_path: Path) -> None:
     with pytest.raises(CollectError, match=r"other models \(pair 1-2, now 1-3\)"):
         LabelFile(out, pair="1-3")
     assert LabelFile(out, pair="1-2").labels == {"a": (1, 0)}
+    write_lines(out, [row | {"small_weights": "int8"}])
+    with pytest.raises(CollectError, match=r"a small model in int8, now int4"):
+        LabelFile(out, pair="1-2", small_weights="int4")
+    assert LabelFile(out, pair="1-2", small_weights="int8").labels == {"a": (1, 0)}
     with pytest.raises(CollectError, match=r"\.jsonl"):
         LabelFile(tmp_path / "labels.csv", pair=None)
 
