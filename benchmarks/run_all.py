@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.routing.bench_assurance import SETS
 from benchmarks.routing.real_questions import HUMAN_EVAL, SPEC_BENCH
 from benchmarks.shared.harness import CACHE, console, show_table
 from benchmarks.shared.record import ROOT
@@ -202,6 +203,12 @@ JOBS = (
         arguments=("--per-kind", "20"),
         quick=("--per-kind", "1", "--max-new", "24"),
         needs=(public_path("smollm2-135m"), SPEC_BENCH, HUMAN_EVAL),
+    ),
+    Job(
+        script="bench_assurance",
+        arguments=(),
+        quick=("--sets", "gsm8k", "--draws", "5"),
+        needs=tuple(f"routing/{name}_{part}.csv" for name in SETS for part in ("gold", "dev")),
     ),
     Job(script="bench_router", arguments=("--seconds", "20"), quick=("--quick",)),
     Job(script="bench_products", arguments=_TARGET, quick=("--repeats", "3")),

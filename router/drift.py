@@ -61,11 +61,13 @@ def find_drift(scorer: RouterScorer, data: LabelledPrompts, rows: StageRows) -> 
         window=len(rows.text),
     )
     qualities = np.clip(rows.text, 0.0, 1.0).tolist()
-    for quality, strong in zip(qualities, is_strong.tolist(), strict=True):
-        guard.saw(GuardOutcome(quality=quality, is_strong=strong))
+    guard.saw_all(
+        GuardOutcome(quality=quality, is_strong=strong)
+        for quality, strong in zip(qualities, is_strong.tolist(), strict=True)
+    )
     order = np.random.default_rng(0).permutation(len(rows.text))
     routed = np.where(is_strong, rows.strong, rows.weak)
-    promised = _promised(scorer, data.small_weights)
+    promised = promised_quality(scorer, data.small_weights)
     is_unlike = [scorer.estimate_familiar(prompt) is None for prompt in data.prompts]
     return Drift(
         num_prompts=len(data.prompts),
@@ -77,12 +79,16 @@ def find_drift(scorer: RouterScorer, data: LabelledPrompts, rows: StageRows) -> 
     )
 
 
-def _promised(scorer: RouterScorer, small_weights: str | None) -> float:
-    """Return what the router's own setting is assured to keep; else what it kept in calibration."""
+def promised_quality(scorer: RouterScorer, small_weights: str | None) -> float:
+    """Return what the router's own setting is assured to keep; else what it kept in calibration.
+
+    Raises CalibrationError for a router without a calibration.
+    """
+    if scorer.calibration is None:
+        raise CalibrationError("the router has no calibration: nothing was promised")
     for assurance in scorer.assurances:
         if assurance.small_weights in (small_weights, None):
             for point in assurance.stage(may_watch=True).points:
                 if point.threshold == scorer.threshold:
                     return point.quality
-    assert scorer.calibration is not None
     return scorer.calibration.chosen.relative_accuracy

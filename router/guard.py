@@ -12,7 +12,7 @@ import math
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -152,6 +152,10 @@ class RouteGuard:
         if self._autopilot is not None:
             self._autopilot.turn(self._outcomes)
         self._log_drift()
+
+    def saw_all(self, outcomes: Iterable[GuardOutcome]) -> None:
+        """Take in what was decided before; nothing is turned and nothing logged."""
+        self._outcomes.extend(outcomes)
 
     def saw_escalated(self, confidence: float, agreement: float) -> None:
         """An escalated answer has ended: the watch's belief, the share that was written again."""

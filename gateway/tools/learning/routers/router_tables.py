@@ -17,6 +17,7 @@ from outrider.router.calibration import (
     request_costs,
     request_seconds,
 )
+from outrider.router.drift import promised_quality
 from outrider.router.evaluation import BootstrapInterval, RouterReport, StageReport
 from outrider.router.scorer import RouterScorer
 
@@ -223,6 +224,12 @@ def training_lines(scorer: RouterScorer) -> list[str]:
         "answered by large (held-out folds)"
     )
     lines.append(f"  {setting_text(chosen, calibration.stage)}")
+    for assurance in scorer.assurances:
+        kept = promised_quality(scorer, assurance.small_weights)
+        lines.append(
+            f"  assured ({assurance.confidence:.0%})          "
+            f"at least {kept:.1%} of always large's accuracy is kept"
+        )
     if scorer.threshold == 0.0:
         lines.append("  note: the large model adds nothing on these data, so it is never used")
     return lines
