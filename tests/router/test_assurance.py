@@ -95,6 +95,18 @@ def test_a_higher_quality_never_takes_less_of_the_large_model() -> None:
     assert stage.setting(1.0).threshold == ALWAYS_LARGE
 
 
+def test_the_first_setting_that_fails_ends_the_sequence() -> None:
+    """The surest prompts are lost, the next ones won: what comes behind a loss is not believed."""
+    text = np.linspace(0.0, 1.0, 1000)
+    is_lost, is_won = text > 0.8, (text > 0.3) & (text <= 0.8)
+    strong = np.where(is_won, 0.0, 1.0)
+    rows = StageRows(text=text, prompt=text, answer=None, weak=1.0 - is_lost, strong=strong)
+    stage = assure(rows).stages[0]
+    qualities = [point.quality for point in stage.points]
+    assert qualities == sorted(qualities, reverse=True)
+    assert stage.setting(0.9).strong_share == pytest.approx(0.95, abs=0.05)
+
+
 def test_the_bands_of_a_group_hold_its_share() -> None:
     rng = np.random.default_rng(5)
     num_missed = 0
