@@ -1,5 +1,6 @@
 """Does a router still keep on newer labelled prompts what it promised on those it learnt from?"""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -35,9 +36,10 @@ class Drift:
 
     def reasons(self) -> Iterator[str]:
         """Yield what has drifted."""
-        if self.unlike_share is not None and self.unlike_share > MAX_UNLIKE:
+        chance = 3.0 * math.sqrt(MAX_UNLIKE * (1.0 - MAX_UNLIKE) / self.num_prompts)
+        if self.unlike_share is not None and self.unlike_share > MAX_UNLIKE + chance:
             yield f"{self.unlike_share:.1%} of the prompts are unlike those of the training"
-        if (self.numbers.quality_shift or 0.0) > MAX_SHIFT:
+        if self.numbers.is_drifting and (self.numbers.quality_shift or 0.0) > MAX_SHIFT:
             yield f"the prompts' qualities have shifted (by {self.numbers.quality_shift:.2f})"
         elif self.numbers.is_drifting:
             yield "the large model's share is not the expected one"

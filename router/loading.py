@@ -128,6 +128,7 @@ def load_router(
         on_verdict=partial(_report_to, guard),
         otherwise=_abstaining(options) if options.abstains and scorer.familiarity else None,
         assured=assured,
+        quality=options.quality,
     )
     summary = f"by the router in {path}"
     if policy.otherwise is not None:

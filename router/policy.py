@@ -159,6 +159,8 @@ class TrainedPolicy:
     well."""
     assured: LiveAssurance | None = None
     """Keeps a request's `min_quality`; None: as calibrated, for routers of earlier versions."""
+    quality: float | None = None
+    """The operator's target, which is assured to requests that cannot be watched as well."""
 
     def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         """Estimate, compare, explain; abstain where the prompt is unlike the training."""
@@ -233,9 +235,12 @@ class TrainedPolicy:
 
     def _effective(self, constraints: RouteConstraints, estimate: QualityEstimate) -> Setting:
         """The setting for these constraints; its band says whether answers may be watched."""
-        if constraints.min_quality is not None and self.assured is not None:
-            may_watch = constraints.may_watch and self.watch.mode != "off"
-            assured = self.assured.setting(constraints.min_quality, may_watch=may_watch)
+        may_watch = constraints.may_watch and self.watch.mode != "off"
+        least = constraints.min_quality
+        if least is None and constraints.threshold is None and not may_watch:
+            least = self.quality
+        if least is not None and self.assured is not None:
+            assured = self.assured.setting(least, may_watch=may_watch)
             # A conversation may need a larger gain to leave the small model: not at this price.
             factor = min(constraints.gain_factor, 1.0)
             return assured if factor == 1.0 else assured.for_gain_factor(factor)
@@ -248,7 +253,6 @@ class TrainedPolicy:
                     "the router has no calibration table; `outrider router calibrate` makes one"
                 )
             setting = self.dial.at_quality(constraints.min_quality)
-        may_watch = constraints.may_watch and self.watch.mode != "off"
         if not may_watch:
             text_only = Setting(threshold=setting.threshold, strong_share=setting.strong_share)
             # Where costs are weighed, the deciles say nothing of shares: the bar stays as it is.

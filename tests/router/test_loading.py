@@ -1,6 +1,7 @@
 """A router's folder and the operator's target: which setting comes of it."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +145,15 @@ def test_one_tier_has_no_choice_and_says_that_a_target_is_idle(
 
 
 def test_the_quality_target_takes_what_is_assured(tmp_path: Path) -> None:
-    scorer_that_says(0.5, table()).with_assurance(assurance_of(0.9, "int8")).save(tmp_path)
+    measured = replace(table(), quality_deciles=(1.0,) * 11)
+    scorer_that_says(0.5, measured).with_assurance(assurance_of(0.9, "int8")).save(tmp_path)
     loaded = load(tmp_path, quality=0.9)
     assert isinstance(loaded.policy, TrainedPolicy)
     assert loaded.assured is not None
     assert loaded.policy.current_setting().strong_share == 0.5
     assert load(tmp_path, quality=0.91).policy.route("x").tier == "large"
+    unwatched = loaded.policy.route("x", RouteConstraints(may_watch=False))
+    assert (unwatched.tier, unwatched.threshold) == ("small", 0.5)
     loaded.assured.use("int4")
     assert loaded.policy.route("x").tier == "large"
     assert load(tmp_path).policy.route("x").band == table().chosen.band  # no target, no change
