@@ -14,6 +14,7 @@ from outrider.gateway.answering.candidates.local_responder import LocalResponder
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.jobs.jobs import JobBuilder
+from outrider.gateway.answering.jobs.preferences import local_outlook
 from outrider.gateway.answering.jobs.thinking_budget import ignored_by
 from outrider.gateway.answering.reading.local_load import LocalLoad
 from outrider.gateway.answering.reading.parsed_request import (
@@ -104,10 +105,9 @@ class LocalCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
     def outlook(self) -> TierOutlook:
         """Return what may be expected of the large model; what has no price costs nothing."""
-        jobs, prices = self.parts.jobs, self.parts.jobs.routing.prices
-        cost_usd = 0.0 if prices is None else jobs.routing.typical.cost_usd(prices["large"])
+        routing = self.parts.jobs.routing
         first_token_s = self.parts.load.expected(1).first_token_s
-        return TierOutlook(first_token_s=first_token_s or None, cost_usd=cost_usd)
+        return local_outlook("large", first_token_s, routing.prices, routing.typical)
 
     async def open(self, origin: RouteReason) -> Responder:
         """Make a responder, not yet begun. Raises TryNextPlace where `strong_tier` is to answer."""

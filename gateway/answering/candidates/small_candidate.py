@@ -11,11 +11,7 @@ from outrider.gateway.answering.candidates.failures import after_failure, with_r
 from outrider.gateway.answering.candidates.fallback import unbounded
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCandidate
 from outrider.gateway.answering.candidates.watched_responder import SmallWatch
-from outrider.gateway.answering.jobs.preferences import (
-    between_outlooks,
-    hand_off_kind,
-    preferred_by,
-)
+from outrider.gateway.answering.jobs.preferences import between_outlooks, hand_off_kind
 from outrider.gateway.answering.jobs.route_report import watch_report
 from outrider.gateway.answering.jobs.tier_choice import requested_constraints
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest
@@ -83,7 +79,8 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
 
     def _preference(self, strong_tier: StrongTier) -> Preference | None:
         parsed = self.parsed
-        by = preferred_by(parsed.options, parsed.context.principal, self.calls.routing.prefer)
+        by_key = parsed.context.principal.scopes.prefer
+        by = parsed.options.preferred(by_key, self.calls.routing.prefer)
         return by and between_outlooks(by, self.outlook(), strong_tier.outlook())
 
     def _route(self, strong_tier: StrongTier, preference: Preference | None) -> Route:

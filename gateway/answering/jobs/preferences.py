@@ -1,28 +1,46 @@
 """What a request prefers, and which of two tiers it means: the first to answer, or the cheaper."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from outrider.engine.events import TierInfo
+from outrider.gateway.answering.jobs.prompts import Prompts
 from outrider.gateway.contract.answers.responder import HandOffKind, TierOutlook
-from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.kinds import Prefer
-from outrider.gateway.tenancy.keys.keys import Principal
-from outrider.router.costs import ConversationSize, TokenPrices
+from outrider.router.conversations import Turn
+from outrider.router.costs import ConversationSize, TokenPrices, TypicalRequest
 from outrider.router.policy import Preference
 from outrider.verifier.params import Tier
 
+_CHARS_PER_TOKEN: Final = 4.0
 
-def preferred_by(
-    options: OutriderOptions, principal: Principal, usual: Prefer | None
-) -> Prefer | None:
-    """Return what counts first: by the request, else by its key, else as `usual`.
 
-    An alias's word is among the request's options, and an arm's where the request has none. None
-    where nothing says it, or the request sets the threshold itself.
+def local_outlook(
+    tier: Tier,
+    first_token_s: float,
+    prices: Mapping[Tier, TokenPrices] | None,
+    typical: TypicalRequest,
+) -> TierOutlook:
+    """Return what to expect of a local model; what has no price costs nothing.
+
+    `first_token_s`: 0 where it was not measured.
     """
-    if options.threshold is not None:
-        return None
-    return options.prefer or principal.scopes.prefer or usual
+    cost_usd = 0.0 if prices is None else typical.cost_usd(prices[tier])
+    return TierOutlook(first_token_s=first_token_s or None, cost_usd=cost_usd)
+
+
+def likely_size(prompts: Prompts, turn: Turn | None, typical: TypicalRequest) -> ConversationSize:
+    """Return a request's likely size; of a new conversation, a typical one."""
+    dialogue = prompts.dialogue
+    num_cached_tokens = 0.0 if turn is None else turn.num_tokens
+    num_prompt_tokens = typical.num_prompt_tokens.value
+    if turn is not None and dialogue is not None:
+        num_prompt_tokens = num_cached_tokens + dialogue.num_new_chars / _CHARS_PER_TOKEN
+    return ConversationSize(
+        num_prompt_tokens=num_prompt_tokens,
+        num_cached_tokens=num_cached_tokens,
+        num_completion_tokens=typical.likely_tokens(prompts.request.token_limit),
+    )
 
 
 def between_outlooks(by: Prefer, small: TierOutlook, large: TierOutlook) -> Preference:

@@ -13,29 +13,28 @@ from outrider.gateway.answering.jobs.preferences import (
     between_models,
     between_outlooks,
     hand_off_kind,
-    preferred_by,
+    likely_size,
+    local_outlook,
 )
 from outrider.gateway.answering.jobs.prompts import Dialogue, Prompts
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
+from outrider.gateway.answering.jobs.shared_bounds import bounded, cascade_tier
 from outrider.gateway.answering.reading.gateway_limits import GatewayLimits
 from outrider.gateway.answering.reading.local_load import TierLoads
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.contract.answers.responder import (
     RouteReason,
     StrongTier,
-    TierOutlook,
     TryNextPlace,
 )
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.common import OutriderOptions
 from outrider.gateway.contract.schema.kinds import Prefer
 from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
-from outrider.router.conversations import Turn
-from outrider.router.costs import ConversationSize, gain_factor, prices_by_size
+from outrider.router.costs import gain_factor, prices_by_size
 from outrider.router.policy import Route, RouteConstraintError, RouteConstraints, RoutePolicy
 from outrider.verifier.params import TIERS, Tier
 
-_CHARS_PER_TOKEN = 4.0
 CandidateTiers = Sequence[TierInfo]
 
 
@@ -106,7 +105,7 @@ class TierChooser:
             return self._choice(info, "requested" if is_named else "cascade")
         if is_routed and prompts.options.tier is None:
             small = next((info for info in candidates if info.tier == "small"), None)
-            by = preferred_by(prompts.options, principal, self.routing.prefer)
+            by = prompts.options.preferred(principal.scopes.prefer, self.routing.prefer)
             if strong_tier is not None and small is not None:
                 return await self._shared(prompts, small, strong_tier, by)
             return await self._routed(prompts, candidates, by)
@@ -192,7 +191,10 @@ class TierChooser:
         tokenizer = self.tokenizers[small.tier]
         preference = None
         if by is not None:
-            preference = between_outlooks(by, self._small_outlook(), strong_tier.outlook())
+            small_outlook = local_outlook(
+                "small", self.first_token_s(), self.routing.prices, self.routing.typical
+            )
+            preference = between_outlooks(by, small_outlook, strong_tier.outlook())
         constraints = replace(
             requested_constraints(prompts.options),
             preference=preference,
@@ -229,11 +231,6 @@ class TierChooser:
         await asyncio.sleep(0)
         return route
 
-    def _small_outlook(self) -> TierOutlook:
-        prices = self.routing.prices
-        cost_usd = None if prices is None else self.routing.typical.cost_usd(prices["small"])
-        return TierOutlook(first_token_s=self.first_token_s(), cost_usd=cost_usd)
-
     def _constraints(
         self,
         prompts: Prompts,
@@ -256,31 +253,21 @@ class TierChooser:
         )
         dialogue = prompts.dialogue
         turn = None if dialogue is None else dialogue.cached_turn(self.clock())
+        is_sticky = turn is not None and self.routing.is_sticky
+        if not is_sticky and by is None:
+            return constraints
         prices = self.routing.prices or prices_by_size(
             {tier: info.num_parameters for tier, info in tiers.items()}
         )
-        size = self._size(prompts, turn)
+        size = likely_size(prompts, turn, self.routing.typical)
         if by is not None:
             cached_on = None if turn is None else turn.tier
             preference = between_models(by, tiers, size, cached_on, prices)
             constraints = replace(constraints, preference=preference)
-        if turn is None or not self.routing.is_sticky:
+        if turn is None or not is_sticky:
             return constraints
         factor = gain_factor(turn.tier, size, prices)
         return replace(constraints, current=turn.tier, gain_factor=factor)
-
-    def _size(self, prompts: Prompts, turn: Turn | None) -> ConversationSize:
-        """Return the request's likely size; of a new conversation, a typical one."""
-        typical, dialogue = self.routing.typical, prompts.dialogue
-        num_cached_tokens = 0.0 if turn is None else turn.num_tokens
-        num_prompt_tokens = typical.num_prompt_tokens.value
-        if turn is not None and dialogue is not None:
-            num_prompt_tokens = num_cached_tokens + dialogue.num_new_chars / _CHARS_PER_TOKEN
-        return ConversationSize(
-            num_prompt_tokens=num_prompt_tokens,
-            num_cached_tokens=num_cached_tokens,
-            num_completion_tokens=typical.likely_tokens(prompts.request.token_limit),
-        )
 
     @property
     def renders_alike(self) -> bool:
@@ -350,7 +337,7 @@ class TierChooser:
             reason = f"{route.reason}, unwatched as it is too long for the {other.tier} model"
             return self._choice(info, reason, replace(route, watch=None, is_own=False))
         if self.renders_alike:
-            info = _bounded(info, (info, other))
+            info = bounded(info, (info, other))
         return msgspec.structs.replace(self._choice(info, route.reason, route), escalation=other)
 
     def _choice(self, info: TierInfo, reason: str, route: Route | None = None) -> TierChoice:
@@ -414,33 +401,3 @@ async def _fits(prompts: Prompts, info: TierInfo) -> bool:
     if limit is None or (limit and prompts.options.fit_context):
         limit = max(prompts.request.min_tokens or 0, 1)
     return longest + limit <= info.max_context
-
-
-def cascade_tier(candidates: CandidateTiers, engine: EngineInfo) -> TierInfo:
-    """Return the large tier, bounded by the small model's limits, for a speculative cascade.
-
-    Raises BadRequestError where one of the two models has no part in the answer.
-    """
-    large = next((info for info in candidates if info.tier == "large"), None)
-    if large is None:
-        raise BadRequestError(
-            "outrider.quality: in a cascade the large model verifies the drafts of the small "
-            "one; set model to auto or large.",
-            param="outrider.quality",
-        )
-    if "small" not in engine.drafters:
-        raise BadRequestError(
-            "outrider.quality: a cascade needs a small model that drafts for the large one; this "
-            "server runs without.",
-            param="outrider.quality",
-        )
-    return _bounded(large, tuple(engine.tiers.values()))
-
-
-def _bounded(info: TierInfo, others: CandidateTiers) -> TierInfo:
-    """A tier within the limits of all: both models have a part in the answer."""
-    return replace(
-        info,
-        max_context=min(other.max_context for other in others),
-        vocab_size=min(other.vocab_size for other in others),
-    )

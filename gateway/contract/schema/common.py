@@ -269,6 +269,14 @@ class OutriderOptions(RequestModel):
     judge: JudgeOptions | None = None
     """An answer to the prompt that is judged, not written: what /v1/verify asks of a model."""
 
+    def preferred(self, by_key: Prefer | None, usual: Prefer | None) -> Prefer | None:
+        """Return what counts first: by the request, else by its key, else as `usual`.
+
+        An alias's word is among the request's options, and an arm's where the request has none.
+        None beside a threshold, which is a choice of its own.
+        """
+        return None if self.threshold is not None else self.prefer or by_key or usual
+
     @property
     def has_extras(self) -> bool:
         """True if more is asked of the tokens than text and log-probabilities of the answer."""
