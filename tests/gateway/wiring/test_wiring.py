@@ -28,7 +28,8 @@ from outrider.gateway.wiring import engine as engine_wiring
 from outrider.gateway.wiring import start
 from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.router.label_free import LabelFreePolicy
-from outrider.router.policy import TrainedPolicy, WatchOptions
+from outrider.router.policy import RoutePolicy, TrainedPolicy, WatchOptions
+from outrider.router.preference import PreferringPolicy
 from outrider.verifier.params import SamplingParams, Tier
 from tests.models import save_hf_model
 from tests.router.routers import scorer_that_says, table
@@ -279,13 +280,19 @@ def test_the_engine_lives_where_the_settings_say() -> None:
     assert isinstance(wiring.build_client(load_settings(environ={})), ProcessEngineClient)
 
 
+def decider(parts: GatewayParts) -> RoutePolicy:
+    """What decides where a request prefers nothing."""
+    assert isinstance(parts.router, PreferringPolicy)
+    return parts.router.policy
+
+
 def test_a_context_has_a_tokenizer_for_each_tier_and_a_policy(pair: dict[str, str]) -> None:
     settings = load_settings(
         environ={}, flags={**pair, "limits.max_body_bytes": 5, "limits.default_max_tokens": 7}
     )
     parts = wiring.build_parts(settings, wiring.build_client(settings))
     assert set(parts.tokenizers) == {"large", "small"}
-    assert isinstance(parts.router, LabelFreePolicy)
+    assert isinstance(decider(parts), LabelFreePolicy)
     assert parts.limits.max_body_bytes == 5
     assert parts.limits.default_max_tokens == 7
 
@@ -323,7 +330,7 @@ def test_a_router_belongs_to_its_pair(
     with pytest.raises(EngineError, match=r"another pair of models .*force_router"):
         parts(f"{large}-{small}")
     forced = parts(f"{large}-{small}", routing__force_router=True)
-    assert isinstance(forced.router, TrainedPolicy)
+    assert isinstance(decider(forced), TrainedPolicy)
     assert forced.routing.pair is None
     assert "force_router" in caplog.text
 
@@ -337,17 +344,20 @@ def test_routing_settings_reach_the_policy(
         "routing.hold_back_ms": 80,
         "routing.mid_stream": True,
         "routing.sticky": False,
+        "routing.prefer": "price",
         "routing.prices.small.prompt": 0.5,
         "routing.prices.large.prompt": 2,
         "routing.prices.large.cached_prompt": 1,
     }
     settings = load_settings(environ={}, flags=router_for(None) | wanted)
     parts = wiring.build_parts(settings, wiring.build_client(settings))
-    assert isinstance(parts.router, TrainedPolicy)
-    assert parts.router.current_setting().strong_share == pytest.approx(0.2)
-    assert parts.router.watch == WatchOptions(hold_back_tokens=5, hold_back_s=0.08, mid_stream=True)
+    policy = decider(parts)
+    assert isinstance(policy, TrainedPolicy)
+    assert policy.current_setting().strong_share == pytest.approx(0.2)
+    assert policy.watch == WatchOptions(hold_back_tokens=5, hold_back_s=0.08, mid_stream=True)
     routing = parts.routing
     assert not routing.is_sticky
+    assert routing.prefer == "price"
     assert routing.guard is not None
     assert routing.prices is not None
     assert routing.prices["small"].cached_prompt == 0.5
