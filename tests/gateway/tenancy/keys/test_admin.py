@@ -149,6 +149,17 @@ def test_an_update_changes_only_the_named_fields(http: TestClient, world: World)
     assert not principal.scopes.is_admin
 
 
+def test_what_a_key_prefers_is_kept_and_changed(http: TestClient) -> None:
+    key = made(http, prefer="price")
+    path = f"/admin/keys/{key['id']}"
+    assert key["prefer"] == http.get(path).json()["prefer"] == "price"
+    assert http.patch(path, json={"name": "b"}).json()["prefer"] == "price"
+    assert http.patch(path, json={"prefer": "quality"}).json()["prefer"] == "quality"
+    assert http.patch(path, json={"prefer": None}).json()["prefer"] is None
+    refused = http.patch(path, json={"prefer": "speed"})
+    assert error_of(refused, 400)["param"] == "prefer"
+
+
 def test_revocation_and_rotation_hold_at_once(http: TestClient, world: World) -> None:
     key = made(http)
     path = f"/admin/keys/{key['id']}"

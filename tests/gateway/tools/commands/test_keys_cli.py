@@ -109,6 +109,16 @@ def test_the_key_is_shown_once_to_people_too(keys: Invoke) -> None:
     assert key not in listed.stdout
 
 
+def test_what_a_key_prefers_is_listed(keys: Invoke) -> None:
+    assert (
+        as_json(keys("create", "--name", "a", "--prefer", "price", "--json"))["prefer"] == "price"
+    )
+    assert "prefers price" in keys("list").stdout.replace("\n", " ")
+    refused = keys("create", "--name", "b", "--prefer", "speed")
+    assert refused.exit_code != 0
+    assert "prefer" in refused.stderr
+
+
 def test_rotation_and_revocation(keys: Invoke) -> None:
     made = as_json(keys("create", "--name", "app", "--json"))
     rotated = as_json(keys("rotate", "app", "--grace", "1h", "--json"))
