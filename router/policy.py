@@ -173,7 +173,7 @@ class TrainedPolicy:
             return self.otherwise.route(text, replace(constraints, may_watch=may_watch))
         estimate = familiar or self.scorer.estimate(text)
         setting = self._effective(constraints, estimate)
-        route = self._route_by(estimate, setting, constraints)
+        route = self._route_by(text, estimate, setting, constraints)
         return replace(route, small_right=self._small_right(estimate))
 
     def _why_unassured(self, familiar: QualityEstimate | None) -> str:
@@ -191,7 +191,11 @@ class TrainedPolicy:
         return current.stage(may_watch=False).small_right(estimate.small)
 
     def _route_by(
-        self, estimate: QualityEstimate, setting: Setting, constraints: RouteConstraints
+        self,
+        text: str,
+        estimate: QualityEstimate,
+        setting: Setting,
+        constraints: RouteConstraints,
     ) -> Route:
         quality = estimate.quality
         if setting.band is not None:

@@ -10,6 +10,7 @@ import typer
 from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.commands.terminal import make_console, print_whole
 from outrider.gateway.tools.learning.routers.inputs import (
+    EncoderOption,
     HoldBackOption,
     JsonFlag,
     LabelledDataPath,
@@ -17,6 +18,7 @@ from outrider.gateway.tools.learning.routers.inputs import (
     estimate_rows,
     read_both_tiers,
     router_errors,
+    with_embeddings,
 )
 from outrider.gateway.tools.reports.grids import Grid
 from outrider.router.assurance import assure
@@ -53,6 +55,7 @@ class DriftFlags:
         Path | None, typer.Option(help="Folder for the mended router; may be ROUTER.")
     ] = None
     hold_back_tokens: HoldBackOption = 16
+    encoder: EncoderOption = None
 
 
 @takes_flags
@@ -60,7 +63,7 @@ def drift(flags: DriftFlags, as_json: JsonFlag = False) -> None:
     """Compare, print, mend; the help is `DRIFT_HELP`."""
     with router_errors():
         scorer = RouterScorer.load(flags.router)
-        data = read_both_tiers(flags.data)
+        data = with_embeddings(scorer, read_both_tiers(flags.data), flags.encoder)
         rows = estimate_rows(scorer, data, flags.hold_back_tokens)
         found = find_drift(scorer, data, rows)
         reasons = list(found.reasons())

@@ -104,6 +104,7 @@ def test_the_request_wins_over_its_alias_its_key_and_the_setting(
         careful = store.create(KeyOrder(name="a", scopes=Scopes(prefer="quality")))
         open_key = store.create(KeyOrder(name="b", scopes=Scopes()))
         bound = store.create(KeyOrder(name="c", scopes=Scopes(tiers=frozenset({"cloud"}))))
+        wait_for(lambda: world.http.get("/v1/models").status_code == 401)  # keys are known
         newest = {"authorization": f"Bearer {bound.text}"}
         wait_for(lambda: world.http.get("/v1/models", headers=newest).status_code == 200)
 
