@@ -5,12 +5,12 @@ from functools import partial
 
 from outrider.gateway.answering.candidates.arm_check import arm_check
 from outrider.gateway.answering.candidates.chains import ChainBook
-from outrider.gateway.answering.candidates.local_load import LocalLoad
 from outrider.gateway.answering.candidates.pass_through import PassThrough
 from outrider.gateway.answering.candidates.planner import Planner
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.jobs.named_prompts import NamedPrompts
 from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
+from outrider.gateway.answering.reading.local_load import LocalLoad
 from outrider.gateway.engines.adapters.admin import AdapterApi
 from outrider.gateway.engines.adapters.registry import AdapterChange, AdapterRegistry
 from outrider.gateway.engines.adapters.watcher import AdapterWatcher

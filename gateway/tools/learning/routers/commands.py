@@ -10,13 +10,13 @@ import typer
 from outrider.gateway.settings.extras import need_extra
 from outrider.gateway.tools.commands.flags import takes_flags
 from outrider.gateway.tools.learning.collect.collect_command import COLLECT_HELP, collect
+from outrider.gateway.tools.learning.routers.drift_command import DRIFT_HELP, drift
 from outrider.gateway.tools.learning.routers.field_scores import (
     CompareFlags,
     field_json,
     field_scores,
     print_field,
 )
-from outrider.gateway.tools.learning.routers.drift_command import DRIFT_HELP, drift
 from outrider.gateway.tools.learning.routers.inputs import (
     EncoderOption,
     HoldBackOption,

@@ -1,7 +1,7 @@
 """`outrider router drift`: is a router still right on newer prompts, and what if it is not."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,10 +68,13 @@ def drift(flags: DriftFlags, as_json: JsonFlag = False) -> None:
         found = find_drift(scorer, data, rows)
         reasons = list(found.reasons())
         if flags.out is not None:
-            mended = scorer.with_assurance(assure(rows, data.small_weights))
+            # A quality that a request names is kept whatever the large model costs.
+            plain = replace(rows, small_cost=None, begun_cost=None, large_cost=None)
+            mended = scorer.with_assurance(assure(plain, data.small_weights))
             if reasons and scorer.calibration is not None:
                 wanted = min(scorer.calibration.chosen.relative_accuracy, 1.0)
-                mended = mended.with_calibration(calibrate(rows, CalibrationTarget(quality=wanted)))
+                found_anew = calibrate(rows, CalibrationTarget(quality=wanted))
+                mended = mended.with_calibration(found_anew, scorer.worth)
             mended.save(flags.out)
     if as_json:
         typer.echo(json.dumps(_json(found, reasons), indent=2))
