@@ -1,7 +1,7 @@
 """Settings of the ledger: whether one is kept, how often it is written."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,5 +19,7 @@ class LedgerSettings(Section):
     """Interval of moves from the journal to the database."""
     journal: Path | None = None
     """Folder of the journal; unset: beside the database, or in the state folder."""
+    end_users: Literal["plain", "hashed"] = "plain"
+    """Keep the ids of end users as requests name them, or only a keyed hash of them."""
     retention_days: Annotated[int, Field(ge=1)] | None = None
     """Rows older than this are deleted; unset: never."""

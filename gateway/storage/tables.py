@@ -134,6 +134,7 @@ ledger: Final = Table(
     _word("model"),
     _word("replica"),
     _word("arm"),
+    Column("end_user", String, nullable=False, server_default=""),
     _word("hand_off"),
     _word("failure"),
     _number("num_prompt_tokens"),

@@ -15,6 +15,7 @@ from outrider.gateway.tenancy.ledger.history import usage_history
 from outrider.gateway.tenancy.ledger.journal import journal_folder
 from outrider.gateway.tenancy.ledger.ledger_metrics import LedgerMetrics
 from outrider.gateway.tenancy.ledger.prices import PriceBook
+from outrider.gateway.tenancy.ledger.row import printable
 from outrider.gateway.tenancy.ledger.writer import JournaledLedger
 from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.limiter import Limiter
@@ -30,6 +31,7 @@ def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
     """Open the database and bring it up to date; blocks meanwhile. Raises SettingsError."""
     prices = PriceBook.from_settings(settings)
     database = open_database(settings)
+    is_hashed = settings.ledger.end_users == "hashed"
     limit_metrics = LimitMetrics(registry)
     keys = build_key_parts(settings, database, TenantMetrics(registry))
     if settings.sign_in.issuers:
@@ -39,6 +41,7 @@ def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
         limiter=_build_limiter(settings, database, limit_metrics),
         ledger=_build_ledger(settings, database, prices, registry),
         prices=prices,
+        end_user_form=keys.hasher.end_user_digest if is_hashed else printable,
         database=database,
         audit=AuditLog(database),
         presence=_build_presence(settings, database, limit_metrics),

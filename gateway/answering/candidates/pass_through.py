@@ -35,7 +35,7 @@ from outrider.gateway.contract.errors.tree import (
     LoopError,
     ModelNotFoundError,
 )
-from outrider.gateway.contract.schema.common import OutriderOptions
+from outrider.gateway.contract.schema.common import MAX_END_USER_CHARS, OutriderOptions
 from outrider.gateway.contract.schema.forms import FormPart, read_form, write_form
 from outrider.gateway.contract.schema.kinds import AUTO, PassedEndpoint
 from outrider.gateway.contract.schema.parsing import refuse_doubled_names, validate
@@ -109,6 +109,7 @@ class _Fields(msgspec.Struct):
 
     names: tuple[str, ...]
     response_format: str
+    end_user: str
     options: OutriderOptions
     size: PassedSize
 
@@ -149,6 +150,8 @@ class PassThrough:
         self._check_options(fields.options)
         for name in fields.names:
             check_model(context.principal, name)
+        if context.meter is not None:
+            await context.meter.count_for(fields.end_user)
         links = self.chains.links_of(fields.names)
         errors: list[GatewayError] = []
         for index, link in enumerate(links):
@@ -288,6 +291,7 @@ class _Json:
         refuse_doubled_names(body)
         refuse_misplaced_options(document)
         _refuse_other_cases(document)
+        self._end_user = _end_user_in(document)
         self._document: dict[str, Any] = {
             name: value for name, value in document.items() if name not in _LABELS
         }
@@ -305,6 +309,7 @@ class _Json:
         return _Fields(
             names=ChainBook.names_in(document.get("model"), document.get("models")),
             response_format=response_format if isinstance(response_format, str) else "",
+            end_user=self._end_user,
             options=options,
             size=json_size(endpoint, self._sent("")),
         )
@@ -322,7 +327,7 @@ class _Json:
 
 
 class _Form:
-    """A body in parts, with files. Only `model`, `response_format` and `stream` are read."""
+    """A body in parts, with files. Only `model`, `user`, `response_format`, `stream` are read."""
 
     def __init__(self, parts: Sequence[FormPart], model: str | None = None) -> None:
         if model is not None:
@@ -345,6 +350,7 @@ class _Form:
         return _Fields(
             names=ChainBook.names_in(model, None),
             response_format=self._value("response_format") or "",
+            end_user=self._value("user") or "",
             options=OutriderOptions(),
             size=self._size(endpoint),
         )
@@ -377,6 +383,18 @@ class _Form:
         """Return the content type and the body that names this model."""
         named = _model_part(model)
         return write_form(named if _plain_name(p) == "model" else p for p in self._parts)
+
+
+def _end_user_in(document: Mapping[str, Any]) -> str:
+    """Return the end user whom a body names. Raises BadRequestError for one that is too long."""
+    for name in ("safety_identifier", "user"):
+        if isinstance(end_user := document.get(name), str) and end_user:
+            if len(end_user) > MAX_END_USER_CHARS:
+                raise BadRequestError(
+                    f"{name}: at most {MAX_END_USER_CHARS} characters are allowed.", param=name
+                )
+            return end_user
+    return ""
 
 
 def _model_part(model: str) -> FormPart:

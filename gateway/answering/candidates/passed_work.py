@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
 from outrider.gateway.contract.errors.tree import BadRequestError, PermissionDeniedError
 from outrider.gateway.contract.schema.kinds import PassedEndpoint, PassedUnit, Units
 from outrider.gateway.settings.passed import PassedBounds
+from outrider.gateway.tenancy.keys.amounts import LimitName
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.ledger.prices import PriceBook
 from outrider.gateway.upstream.bounds import most_prompt_tokens
@@ -32,7 +33,7 @@ GIVEN: Final = ("image", "mask", "init_image", "input_image", "reference_image",
 ELSEWHERE: Final = frozenset({"url", "uri", "file_url", "audio_url", "audio_uri"})
 """Fields that tell where a sound is that is not in the request."""
 _TOKEN_LIMITS: Final = ("tokens_per_minute", "tokens_per_day")
-_MONEY_LIMITS: Final = ("usd_per_day", "usd_per_month")
+_MONEY_LIMITS: Final = tuple(name for name in get_args(LimitName) if name.startswith("usd"))
 _PRICES: Final[Mapping[PassedUnit, str]] = {
     "image": "price.image",
     "audio_second": "price.audio_minute",
@@ -183,6 +184,7 @@ def _missing(
 
 def _has_limit(principal: Principal, tier: str, names: Sequence[str]) -> bool:
     """Return whether the key or its team has one of these limits, for all tiers or for this one."""
-    specs = [principal.limits, principal.team_limits]
-    specs += [spec.models[tier] for spec in specs if tier in spec.models]
+    own = (principal.limits, principal.team_limits)
+    specs = [*own, *(spec.models[tier] for spec in own if tier in spec.models)]
+    specs += [spec.end_user for spec in own if spec.end_user is not None]
     return any(getattr(spec, name) is not None for spec in specs for name in names)

@@ -29,7 +29,7 @@ class Choosing:
     model: str
     options: OutriderOptions | None = None
     """The request's own `outrider` object."""
-    user: str | None = None
+    user: str = ""
     service_tier: str | None = None
     others: frozenset[str] = frozenset()
     """Further fields that it sets itself, of those that arms are about."""
@@ -52,16 +52,16 @@ def choosing_of(parsed: ApiRequest | ReadRequest) -> Choosing:
         return Choosing(
             model=parsed.model,
             options=parsed.outrider,
-            user=parsed.safety_identifier or parsed.user,
+            user=parsed.end_user,
             service_tier=parsed.service_tier,
             others=frozenset(name for name in SAMPLING_FIELDS if getattr(parsed, name) is not None),
         )
     document, envelope = parsed.document, parsed.envelope
-    known, service_tier = document.get("safety_identifier"), document.get("service_tier")
+    service_tier = document.get("service_tier")
     return Choosing(
         model=envelope.model,
         options=envelope.outrider,
-        user=known if isinstance(known, str) else envelope.user,
+        user=envelope.end_user,
         service_tier=service_tier if isinstance(service_tier, str) else None,
         others=frozenset(
             name for name in (*SAMPLING_FIELDS, MODELS) if document.get(name) is not None
@@ -85,7 +85,7 @@ def assignment_of(
     subject = Subject(
         key_id=principal.key_id,
         team_id=principal.team_id or "",
-        user=choosing.user or "",
+        user=choosing.user,
         conversation=conversation,
         request_id=context.request_id,
         model=choosing.model,

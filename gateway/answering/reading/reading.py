@@ -106,6 +106,8 @@ class RequestReader:
         await yield_if_long(body.raw)
         refuse_doubled_names(body.raw)
         _check_model(context, request.model)
+        if context.meter is not None:
+            await context.meter.count_for(request.end_user)
         assignment = self._assigned(request, body, endpoint, context)
         parsing = partial(self._parsed_for_local, endpoint, body, request, ignored)
         return await self._in_its_arms(assignment, parsing, context)
@@ -169,6 +171,8 @@ class RequestReader:
         await yield_if_long(body.raw)
         read_variables(read.document.get(FIELD))
         _check_model(context, envelope.model)
+        if context.meter is not None:
+            await context.meter.count_for(envelope.end_user)
         assignment = self._assigned(read, body, endpoint, context)
         parsing = partial(self._parsed_for_tiers, endpoint, body, read)
         return await self._in_its_arms(assignment, parsing, context)

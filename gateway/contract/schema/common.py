@@ -30,6 +30,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_LABEL_CHARS = 512
+MAX_END_USER_CHARS = 256
 MAX_BIASES = 1024
 MAX_REQUEST_STOP_TOKEN_IDS = 16
 MAX_DEADLINE_MS = 86_400_000
@@ -106,6 +107,7 @@ def _whole(value: object) -> object:
 # After the bounds in an Annotated, or pydantic leaves them out of the JSON schema.
 WHOLE = BeforeValidator(_whole)
 Label = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]
+EndUser = Annotated[str, Field(max_length=MAX_END_USER_CHARS)]
 OptionalModelName = Annotated[
     str | None, Field(min_length=1, max_length=MAX_LABEL_CHARS, description="Absent: auto.")
 ]
@@ -308,7 +310,7 @@ class GenerationFields(RequestModel):
     stream_options: StreamOptions | None = None
     outrider: OutriderOptions | None = None
 
-    user: Label | None = None
+    user: EndUser | None = None
     metadata: Metadata | None = None
     store: bool | None = None
     service_tier: Annotated[
@@ -317,7 +319,7 @@ class GenerationFields(RequestModel):
     ] = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
-    safety_identifier: Label | None = None
+    safety_identifier: EndUser | None = None
 
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -367,6 +369,11 @@ class GenerationFields(RequestModel):
         if wants_ids or self.prompt_logprobs is not None:
             return True
         return self.outrider is not None and self.outrider.has_extras
+
+    @property
+    def end_user(self) -> str:
+        """The end user, as the request names it; empty where it names none."""
+        return self.safety_identifier or self.user or ""
 
     @property
     def idle_fields(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.errors.validation import bad_request
 from outrider.gateway.contract.schema.common import (
     WHOLE,
-    Label,
+    EndUser,
     ModelName,
     OutriderOptions,
     TokenLimit,
@@ -55,7 +55,8 @@ class Envelope(_Lenient):
     best_of: Annotated[int, Field(ge=0, le=MAX_ENVELOPE_CHOICES), WHOLE] | None = None
     stream: bool | None = None
     stream_options: EnvelopeStreamOptions | None = None
-    user: Label | None = None
+    user: EndUser | None = None
+    safety_identifier: EndUser | None = None
     outrider: OutriderOptions | None = None
 
     @property
@@ -78,6 +79,11 @@ class Envelope(_Lenient):
         """The most tokens a choice may have; None for the server's default."""
         newer = self.max_completion_tokens
         return self.max_tokens if newer is None else newer
+
+    @property
+    def end_user(self) -> str:
+        """The end user, as the request names it; empty where it names none."""
+        return self.safety_identifier or self.user or ""
 
     @property
     def options(self) -> OutriderOptions:

@@ -61,7 +61,10 @@ UnixSeconds = Annotated[int, Field(ge=0, le=LAST_SECOND), WHOLE]
 
 
 class TierLimits(RequestModel):
-    """Limits; null or absent is no limit, 0 admits no request. Minutes slide, days are UTC's."""
+    """Limits; null or absent is no limit, 0 admits no request.
+
+    Minutes slide; days, weeks (from Monday on) and months are UTC's; 7 and 30 days end today.
+    """
 
     requests_per_minute: LimitCount | None = None
     tokens_per_minute: LimitCount | None = None
@@ -69,11 +72,19 @@ class TierLimits(RequestModel):
     tokens_per_day: LimitCount | None = None
     concurrent_requests: LimitCount | None = None
     usd_per_day: Usd | None = None
+    usd_per_week: Usd | None = None
     usd_per_month: Usd | None = None
+    usd_per_7_days: Usd | None = None
+    usd_per_30_days: Usd | None = None
 
 
 class KeyLimits(TierLimits):
-    """Limits of all tiers together; `models` has further ones by the tier that answers."""
+    """Limits of all tiers together; `models` has further ones by the tier that answers.
+
+    `end_user` has those of each end user by itself, as requests name them.
+    """
+
+    end_user: TierLimits | None = None
 
     models: Annotated[
         dict[Words, TierLimits],
@@ -94,8 +105,10 @@ class KeyLimits(TierLimits):
 class LimitsPatch(TierLimits):
     """Limits to change: those that are absent stay as they are, null deletes one.
 
-    `models` is merged in the same way by tier and limit.
+    `models` is merged in the same way by tier and limit, and `end_user` by limit.
     """
+
+    end_user: TierLimits | None = None
 
     models: (
         Annotated[

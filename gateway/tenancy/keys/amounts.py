@@ -19,14 +19,17 @@ LimitName = Literal[
     "tokens_per_day",
     "concurrent_requests",
     "usd_per_day",
+    "usd_per_week",
     "usd_per_month",
+    "usd_per_7_days",
+    "usd_per_30_days",
 ]
 
 
 class LimitSpec(BaseModel):
     """The limits of a key or a team; None is no limit, 0 admits no request.
 
-    Minutes slide; days and months are UTC's.
+    Minutes slide; days, weeks and months are UTC's; 7 and 30 days end today.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,9 +40,14 @@ class LimitSpec(BaseModel):
     tokens_per_day: _Count | None = None
     concurrent_requests: _Count | None = None
     usd_per_day: UsdLimit | None = None
+    usd_per_week: UsdLimit | None = None
     usd_per_month: UsdLimit | None = None
+    usd_per_7_days: UsdLimit | None = None
+    usd_per_30_days: UsdLimit | None = None
     models: Mapping[str, "LimitSpec"] = Field(default_factory=dict)
     """Further limits by the name of the tier that answers, beside the ones for all of them."""
+    end_user: "LimitSpec | None" = None
+    """Limits of each end user by itself, over all tiers."""
 
     @property
     def is_empty(self) -> bool:

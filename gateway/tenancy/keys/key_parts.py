@@ -5,7 +5,7 @@ import random
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import SecretStr
 
@@ -33,6 +33,8 @@ class KeyParts:
     """None without a database."""
     registry: KeyRegistry | None = None
     """None without a database."""
+    hasher: KeyHasher = field(default_factory=lambda: KeyHasher(secrets.token_bytes(32)))
+    """Makes digests under the secret of the keys."""
 
 
 def open_parts() -> KeyParts:
@@ -42,7 +44,7 @@ def open_parts() -> KeyParts:
 
 def key_store(settings: Settings, database: Database) -> KeyStore:
     """Return the keys of a database. Raises SettingsError where it is unavailable."""
-    return KeyStore(database, _hasher(settings, database), randomness=random.SystemRandom())
+    return KeyStore(database, key_hasher(settings, database), randomness=random.SystemRandom())
 
 
 def build_key_parts(
@@ -62,7 +64,7 @@ def build_key_parts(
             'keys.mode is required, but database_url is "none", so no key can exist; set '
             "keys.api_key"
         )
-    hasher = _hasher(settings, database)
+    hasher = key_hasher(settings, database)
     store = registry = None
     if database is not None:
         store = KeyStore(database, hasher, randomness=random.SystemRandom())
@@ -86,6 +88,7 @@ def build_key_parts(
         has_open_metrics=settings.keys.open_metrics,
         store=store,
         registry=registry,
+        hasher=hasher,
     )
 
 
@@ -103,7 +106,8 @@ def _nothing() -> None:
     pass
 
 
-def _hasher(settings: Settings, database: Database | None) -> KeyHasher:
+def key_hasher(settings: Settings, database: Database | None) -> KeyHasher:
+    """Return what makes digests under the keys' secret. Raises SettingsError."""
     if database is None:
         return KeyHasher(secrets.token_bytes(32))
     try:

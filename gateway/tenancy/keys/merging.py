@@ -43,6 +43,7 @@ def merged_changes(before: KeyOrder | TeamOrder, wanted: KeyUpdate | TeamUpdate)
         if "limits" in patch:
             limits = merged(limits_report(before.limits), patch["limits"])
             limits["models"] = {tier: own for tier, own in limits.get("models", {}).items() if own}
+            limits["end_user"] = limits.get("end_user") or None
             changes["limits"] = KeyLimits.model_validate(limits).spec()
         if "labels" in patch:
             changes["labels"] = _LABELS.validate_python(merged(before.labels, patch["labels"]))

@@ -2,4 +2,4 @@
 
 from typing import Literal
 
-Dimension = Literal["key", "team", "tier", "model", "day", "kind", "outcome"]
+Dimension = Literal["key", "team", "tier", "model", "day", "kind", "outcome", "end_user"]

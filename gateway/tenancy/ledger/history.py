@@ -5,13 +5,24 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from sqlalchemy import Connection, Row, distinct, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, distinct, func, select
 
 from outrider.gateway.storage.database import Database
-from outrider.gateway.storage.tables import ledger
+from outrider.gateway.storage.tables import keys, ledger, teams
+from outrider.gateway.tenancy.ledger.row import DAY_S
 
 _MINUTE_S = 60
+_LONGEST_DAYS = 30
+"""Days that a limit can count, the present one included."""
+_MAX_END_USER_DAYS = 200_000
+
+_SUMS = (
+    func.count(distinct(ledger.c.request_id)).label("requests"),
+    func.sum(ledger.c.num_charged_tokens).label("tokens"),
+    func.sum(ledger.c.charge_nanos).label("usd_nanos"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +34,8 @@ class Used:
     key_id: str
     team_id: str | None
     tier: str
+    """Empty for all tiers together."""
+    end_user: str = ""
     requests: int
     """API requests; one that two tiers were charged for counts at each."""
     tokens: int
@@ -31,11 +44,12 @@ class Used:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageHistory:
-    """The last minute second by second; this day and this month of UTC as sums."""
+    """The last minute second by second, and the days of UTC that limits count now."""
 
     minute: tuple[Used, ...]
-    day: tuple[Used, ...]
-    month: tuple[Used, ...]
+    days: tuple[Used, ...]
+    end_user_days: tuple[Used, ...]
+    """Of the end users of keys and teams with limits for them: those with the largest charges."""
 
 
 async def usage_history(database: Database, now_s: float) -> UsageHistory:
@@ -47,98 +61,143 @@ async def usage_history(database: Database, now_s: float) -> UsageHistory:
     return await asyncio.to_thread(_read, database, now_s)
 
 
-def used_between(
-    connection: Connection, since_s: float, until_s: float, *, by_second: bool = False
-) -> tuple[Used, ...]:
-    """Return the charges of attempts that ended since then and before `until_s`, by key, team and
-    tier.
+def used_each_second(connection: Connection, since_s: float, until_s: float) -> tuple[Used, ...]:
+    """Return the charges of attempts by the second of their end, key, tier and end user.
 
-    `by_second`: also by the second of their end; meant for a minute or so.
+    Of those that ended since then and before `until_s`; meant for a minute or so.
     """
-    is_within = (ledger.c.ended_at >= since_s) & (ledger.c.ended_at < until_s)
-    charged = is_within & (ledger.c.num_charged_tokens > 0)
-    key = (ledger.c.key_id, ledger.c.team_id, ledger.c.tier)
-    if by_second:
-        # Databases differ in how they round a fraction to a whole number.
-        columns = ("ended_at", "request_id", "num_charged_tokens", "charge_nanos")
-        rows = connection.execute(
-            select(*key, *(ledger.c[name] for name in columns)).where(charged)
-        )
-        return _by_second(rows)
-    sums = connection.execute(
-        select(
-            *key,
-            func.count(distinct(ledger.c.request_id)),
-            func.sum(ledger.c.num_charged_tokens),
-            func.sum(ledger.c.charge_nanos),
-        )
-        .where(charged)
-        .group_by(*key)
+    # Databases differ in how they round a fraction to a whole number.
+    names = (
+        "ended_at", "request_id", "key_id", "team_id", "tier", "end_user", "num_charged_tokens",
+        "charge_nanos",
+    )  # fmt: skip
+    rows = connection.execute(
+        select(*(ledger.c[name] for name in names)).where(_charged(since_s, until_s))
     )
+    return _by_second(rows)
+
+
+def used_each_day(connection: Connection, since_s: float, until_s: float) -> tuple[Used, ...]:
+    """Return the charges of attempts that ended since then and before `until_s`.
+
+    By the day of their end, the oldest first, by key, team and tier.
+    """
+    query = _each_day(since_s, until_s, ledger.c.tier).order_by(ledger.c.day)
     return tuple(
-        Used(
-            at_s=int(since_s),
-            key_id=key_id,
-            team_id=team_id,
-            tier=tier,
-            requests=requests,
-            tokens=int(tokens),
-            usd_nanos=int(usd_nanos),
+        _of_day(row, key_id=row.key_id, team_id=row.team_id, tier=row.tier)
+        for row in connection.execute(query)
+    )
+
+
+def end_users_each_day(connection: Connection, since_s: float, until_s: float) -> tuple[Used, ...]:
+    """Return the same by end user, of keys and teams with limits for them; others have no name."""
+    of_keys, of_teams = _limiting(connection, keys), _limiting(connection, teams)
+    query = _each_day(since_s, until_s, ledger.c.end_user).where(
+        ledger.c.key_id.in_(of_keys) | ledger.c.team_id.in_(of_teams)
+    )
+    dearest = query.order_by(_SUMS[-1].desc(), _SUMS[0].desc()).limit(_MAX_END_USER_DAYS)
+    return tuple(
+        _of_day(
+            row,
+            key_id=row.key_id if row.key_id in of_keys else "",
+            team_id=row.team_id if row.team_id in of_teams else None,
+            tier="",
+            end_user=row.end_user,
         )
-        for key_id, team_id, tier, requests, tokens, usd_nanos in sums
+        for row in connection.execute(dearest)
     )
 
 
 def used_in_periods(database: Database, now_s: float) -> dict[str, tuple[Used, ...]]:
-    """Return the charges of this `day` and this `month` of UTC. Blocks. Raises StorageError."""
+    """Return the charges of each period that ends today, by the day. Blocks. Raises StorageError.
+
+    The periods have the names that limits have for them.
+    """
+    since_s, until_s = _counted(now_s)
     with database.read() as connection:
-        return {
-            name: used_between(connection, since_s, until_s)
-            for name, (since_s, until_s) in _periods(now_s).items()
-        }
-
-
-def _read(database: Database, now_s: float) -> UsageHistory:
-    day, month = _periods(now_s).values()
-    with database.read() as connection:
-        return UsageHistory(
-            minute=used_between(
-                connection, int(now_s) - _MINUTE_S, now_s + _MINUTE_S, by_second=True
-            ),
-            day=used_between(connection, *day),
-            month=used_between(connection, *month),
-        )
-
-
-def _periods(now_s: float) -> dict[str, tuple[float, float]]:
-    """Return the beginnings and ends of this day and this month."""
-    now = datetime.fromtimestamp(now_s, UTC)
-    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    tomorrow = midnight + timedelta(days=1)
-    first = midnight.replace(day=1)
-    next_first = (first + timedelta(days=31)).replace(day=1)
+        days = used_each_day(connection, since_s, until_s)
+    today = datetime.fromtimestamp(now_s, UTC).date()
+    begins = {
+        "day": today,
+        "week": today - timedelta(days=today.weekday()),
+        "month": today.replace(day=1),
+        "7_days": today - timedelta(days=6),
+        "30_days": today - timedelta(days=29),
+    }
+    firsts_s = {
+        name: datetime(first.year, first.month, first.day, tzinfo=UTC).timestamp()
+        for name, first in begins.items()
+    }
     return {
-        "day": (midnight.timestamp(), tomorrow.timestamp()),
-        "month": (first.timestamp(), next_first.timestamp()),
+        name: tuple(used for used in days if used.at_s >= first_s)
+        for name, first_s in firsts_s.items()
     }
 
 
+def _each_day(since_s: float, until_s: float, column: ColumnElement[str]) -> Select[Any]:
+    key = (ledger.c.day, ledger.c.key_id, ledger.c.team_id, column)
+    return select(*key, *_SUMS).where(_charged(since_s, until_s)).group_by(*key)
+
+
+def _of_day(row: Row[Any], **who: Any) -> Used:
+    return Used(
+        at_s=row.day * DAY_S,
+        requests=row.requests,
+        tokens=int(row.tokens),
+        usd_nanos=int(row.usd_nanos),
+        **who,
+    )
+
+
+def _limiting(connection: Connection, table: Table) -> set[str]:
+    """Return the ids of keys or teams that limit their end users."""
+    rows = connection.execute(
+        select(table.c.id, table.c.limits).where(table.c.limits.contains('"end_user"'))
+    )
+    return {owner for owner, _ in rows}
+
+
+def _charged(since_s: float, until_s: float) -> ColumnElement[bool]:
+    is_within = (ledger.c.ended_at >= since_s) & (ledger.c.ended_at < until_s)
+    return is_within & (ledger.c.num_charged_tokens > 0)
+
+
+def _read(database: Database, now_s: float) -> UsageHistory:
+    since_s, until_s = _counted(now_s)
+    with database.read() as connection:
+        return UsageHistory(
+            minute=used_each_second(connection, int(now_s) - _MINUTE_S, now_s + _MINUTE_S),
+            days=used_each_day(connection, since_s, until_s),
+            end_user_days=end_users_each_day(connection, since_s, until_s),
+        )
+
+
+def _counted(now_s: float) -> tuple[float, float]:
+    """Return the beginning of the days that a limit can count, and the end of the last one."""
+    now = datetime.fromtimestamp(now_s, UTC)
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    first = min(midnight.replace(day=1), midnight - timedelta(days=_LONGEST_DAYS - 1))
+    return first.timestamp(), (midnight + timedelta(days=1)).timestamp()
+
+
 def _by_second(rows: Iterable[Row[tuple[object, ...]]]) -> tuple[Used, ...]:
-    groups: dict[tuple[int, str, str | None, str], list[Row[tuple[object, ...]]]]
+    groups: dict[tuple[int, str, str | None, str, str], list[Row[tuple[object, ...]]]]
     groups = defaultdict(list)
     for row in rows:
-        groups[int(row.ended_at), row.key_id, row.team_id, row.tier].append(row)
+        name = (int(row.ended_at), row.key_id, row.team_id, row.tier, row.end_user)
+        groups[name].append(row)
     return tuple(
         Used(
             at_s=at_s,
             key_id=key_id,
             team_id=team_id,
             tier=tier,
+            end_user=end_user,
             requests=len({row.request_id for row in group}),
             tokens=sum(row.num_charged_tokens for row in group),
             usd_nanos=sum(row.charge_nanos for row in group),
         )
-        for (at_s, key_id, team_id, tier), group in sorted(
+        for (at_s, key_id, team_id, tier, end_user), group in sorted(
             groups.items(), key=lambda item: item[0][0]
         )
     )

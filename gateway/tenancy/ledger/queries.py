@@ -25,6 +25,7 @@ _COLUMNS: Final[Mapping[Dimension, ColumnElement[Any]]] = {
     "day": ledger.c.day,
     "kind": ledger.c.kind,
     "outcome": ledger.c.outcome,
+    "end_user": ledger.c.end_user,
 }
 _SERVING: Final = ("answer", "escalation", "retry", "hedge", "continuation", "cached")
 """Kinds of attempts at the client's request; others speed up answers or collect data."""
@@ -46,6 +47,7 @@ class UsageFilter:
     team_ids: Sequence[str] | None = None
     tier: str | None = None
     model: str | None = None
+    end_user: str | None = None
     only_charged: bool = False
     """Only rows that the client pays for, and answers of the response cache."""
 
@@ -61,7 +63,7 @@ class UsageFilter:
             parts.append(ledger.c.key_id.in_(self.key_ids))
         if self.team_ids is not None:
             parts.append(ledger.c.team_id.in_(self.team_ids))
-        words = {"tier": self.tier, "model": self.model}
+        words = {"tier": self.tier, "model": self.model, "end_user": self.end_user}
         parts.extend(ledger.c[name] == word for name, word in words.items() if word is not None)
         if self.only_charged:
             parts.append((ledger.c.num_charged_tokens > 0) | (ledger.c.kind == "cached"))

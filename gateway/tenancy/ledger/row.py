@@ -30,6 +30,7 @@ RowOutcome = Literal[
 ]
 RowUsageSource = Literal["engine", "reported", "counted", "estimated"]
 
+MAX_END_USER_CHARS: Final = 256
 MAX_LENGTHS: Final[Mapping[str, int]] = {
     "row_id": 64,
     "request_id": 64,
@@ -43,6 +44,7 @@ MAX_LENGTHS: Final[Mapping[str, int]] = {
     "model": 256,
     "replica": 256,
     "arm": 1024,
+    "end_user": MAX_END_USER_CHARS,
     "hand_off": 64,
     "failure": 64,
     "usage_source": 16,
@@ -71,6 +73,8 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str = ""
     replica: str = ""
     arm: str = ""
+    end_user: str = ""
+    """As the request names it, or its digest (ledger.end_users); empty where it names none."""
     hand_off: str = ""
     failure: str = ""
     num_prompt_tokens: int = 0
@@ -107,13 +111,18 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return int(self.ended_at // DAY_S)
 
 
+def printable(text: str) -> str:
+    """Return the text with a question mark for whatever cannot be printed."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
 def fitted(row: LedgerRow) -> LedgerRow:
     """Return the row with texts that every database takes: of bounded length, printable."""
     changes = {}
     for name, length in MAX_LENGTHS.items():
         word: str | None = getattr(row, name)
         if word is not None and not (len(word) <= length and word.isprintable()):
-            changes[name] = "".join(c if c.isprintable() else "?" for c in word[:length])
+            changes[name] = printable(word[:length])
     return msgspec.structs.replace(row, **changes) if changes else row
 
 

@@ -20,6 +20,10 @@ class PastUse(Protocol):
         """The id of its team."""
 
     @property
+    def end_user(self) -> str:
+        """The end user, as the ledger has it; empty where none was named."""
+
+    @property
     def tier(self) -> str:
         """The tier that answered."""
 
@@ -37,19 +41,19 @@ class PastUse(Protocol):
 
 
 class PastUses(Protocol):
-    """The last minute second by second; this day and this month of UTC as sums."""
+    """The last minute second by second, and each of the days of UTC that limits count."""
 
     @property
     def minute(self) -> Sequence[PastUse]:
         """Each within one second."""
 
     @property
-    def day(self) -> Sequence[PastUse]:
-        """Usage since the last midnight."""
+    def days(self) -> Sequence[PastUse]:
+        """Each within one day, the oldest first."""
 
     @property
-    def month(self) -> Sequence[PastUse]:
-        """Usage since the first of the month."""
+    def end_user_days(self) -> Sequence[PastUse]:
+        """The same of each end user that limits count, over all tiers."""
 
 
 History = Callable[[], Awaitable[PastUses]]

@@ -10,7 +10,7 @@ from outrider.gateway.tenancy.limits.headers import TOLD_UNITS
 from outrider.gateway.tenancy.limits.limiter import LimitState, Scope
 
 Unit = Literal["requests", "tokens", "usd_nanos"]
-Period = Literal["minute", "day", "month", "open"]
+Period = Literal["minute", "day", "week", "month", "7_days", "30_days", "open"]
 """The period for which an amount counts; open: until the request ends."""
 
 _MEANINGS: Final[Mapping[LimitName, tuple[Unit, Period]]] = {
@@ -20,7 +20,10 @@ _MEANINGS: Final[Mapping[LimitName, tuple[Unit, Period]]] = {
     "tokens_per_day": ("tokens", "day"),
     "concurrent_requests": ("requests", "open"),
     "usd_per_day": ("usd_nanos", "day"),
+    "usd_per_week": ("usd_nanos", "week"),
     "usd_per_month": ("usd_nanos", "month"),
+    "usd_per_7_days": ("usd_nanos", "7_days"),
+    "usd_per_30_days": ("usd_nanos", "30_days"),
 }
 _ORDER: Final = {name: index for index, name in enumerate(get_args(LimitName))}
 
@@ -30,7 +33,7 @@ LimitDemand = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitRule:
-    """One limit of one key or team."""
+    """One limit of one key or team, or of each of its end users."""
 
     scope: Scope
     owner: str
@@ -58,11 +61,16 @@ class LimitRule:
 class LimitPlan:
     """The rules of one principal. `rules` never changes; demands name rules by position."""
 
-    __slots__ = ("_by_model", "_overall", "is_told", "principal", "rules")
+    __slots__ = ("_by_model", "_overall", "for_end_users", "is_told", "principal", "rules")
 
-    def __init__(self, principal: Principal) -> None:
+    def __init__(self, principal: Principal, end_users: Sequence[LimitRule] | None = None) -> None:
+        """`end_users`: the rules of an end user, which come last; None: the plan has none yet."""
         self.principal = principal
-        self.rules: tuple[LimitRule, ...] = tuple(_rules(principal))
+        self.rules: tuple[LimitRule, ...] = (*_rules(principal), *(end_users or ()))
+        self.for_end_users: LimitPlan | None = None
+        """The plan with the rules of an end user; None where there are none."""
+        if end_users is None and (theirs := tuple(_end_user_rules(principal))):
+            self.for_end_users = LimitPlan(principal, theirs)
         self.is_told = tuple(rule.name in TOLD_UNITS for rule in self.rules)
         self._overall: list[tuple[int, Unit]] = []
         self._by_model: dict[str, list[tuple[int, Unit]]] = {}
@@ -71,6 +79,15 @@ class LimitPlan:
             if rule.model is not None:
                 own = self._by_model.setdefault(rule.model, [])
             own.append((i, rule.unit))
+
+    def is_of(self, principal: Principal) -> bool:
+        """Return whether these are the principal's rules: of another end user they may be."""
+        own = self.principal
+        return own is principal or (
+            own.limits is principal.limits
+            and own.team_limits is principal.team_limits
+            and own.team_id == principal.team_id
+        )
 
     def demands(self, overall: Amounts, by_tier: Mapping[str, Amounts]) -> list[LimitDemand]:
         """Return the demand on each rule that counts the request, 0 included."""
@@ -81,6 +98,11 @@ class LimitPlan:
                 asked = _by_unit(amounts)
                 demands += [(i, asked[unit]) for i, unit in self._by_model.get(tier, ())]
         return demands
+
+    def demands_from(self, first: int, overall: Amounts) -> list[LimitDemand]:
+        """Return the demands on the rules over all tiers from this position on."""
+        asked = _by_unit(overall)
+        return [(i, asked[unit]) for i, unit in self._overall if i >= first]
 
 
 class Holding:
@@ -144,6 +166,13 @@ def _rules(principal: Principal) -> Iterator[LimitRule]:
     yield from _rules_of("key", principal.key_id, principal.limits)
     if principal.team_id is not None:
         yield from _rules_of("team", principal.team_id, principal.team_limits)
+
+
+def _end_user_rules(principal: Principal) -> Iterator[LimitRule]:
+    if principal.limits.end_user is not None:
+        yield from _rules_of("end_user", principal.key_id, principal.limits.end_user)
+    if principal.team_id is not None and principal.team_limits.end_user is not None:
+        yield from _rules_of("end_user", principal.team_id, principal.team_limits.end_user)
 
 
 def _rules_of(scope: Scope, owner: str, spec: LimitSpec) -> Iterator[LimitRule]:

@@ -8,7 +8,8 @@ import msgspec
 from outrider.gateway.tenancy.keys.amounts import Amounts, LimitName, Want
 from outrider.gateway.tenancy.keys.keys import Principal
 
-Scope = Literal["key", "team"]
+Scope = Literal["key", "team", "end_user"]
+"""Whose limit it is; an end user's: of each one under a key or a team."""
 
 
 class LimitState(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +48,12 @@ class Reservation(Protocol):
     @property
     def reserved(self) -> Want:
         """Return the amounts that are reserved now."""
+
+    async def count_for(self, end_user: str) -> None:
+        """Count the request for an end user, too, from now on and with what it has reserved.
+
+        Once for a request. Raises RateLimitError or BudgetError, and counts it for none.
+        """
 
     async def grow(self, more: Want) -> bool:
         """Reserve more, all or nothing; False where a limit has no room for it. Never raises."""

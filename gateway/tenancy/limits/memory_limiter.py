@@ -7,6 +7,8 @@ from typing import ClassVar, Final
 from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.tenancy.keys.amounts import Amounts, Want
 from outrider.gateway.tenancy.keys.keys import Principal
+from outrider.gateway.tenancy.limits.counters.end_users import MAX_END_USERS, EndUsers
+from outrider.gateway.tenancy.limits.counters.slots import Counters
 from outrider.gateway.tenancy.limits.history import History
 from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.limit_rules import (
@@ -21,7 +23,7 @@ from outrider.gateway.tenancy.limits.limiter import LimitState
 from outrider.gateway.tenancy.limits.past import PastAmounts
 from outrider.gateway.tenancy.limits.refusals import LimitRefusal, decisive, refusal_error
 from outrider.gateway.tenancy.limits.unlimited import UnlimitedReservation
-from outrider.gateway.tenancy.limits.windows import ClockTimes, Counter, Counters
+from outrider.gateway.tenancy.limits.windows import ClockTimes, Counter
 
 _MIN_SWEEP: Final = 4096
 _MAX_PLANS: Final = 65_536
@@ -110,6 +112,13 @@ class MemoryReservation:
         """Return the amounts that are reserved now."""
         return Want(by_tier=self._holding.by_tier)
 
+    async def count_for(self, end_user: str) -> None:
+        """Count it for an end user, too. Raises RateLimitError or BudgetError."""
+        if not self._is_settled:
+            self.plan = self._limiter.count_for(
+                end_user, self.plan, self._holding.overall, self._entries
+            )
+
     async def grow(self, more: Want) -> bool:
         """Reserve more, all or nothing; False where a limit has no room for it."""
         if self._is_settled:
@@ -156,6 +165,8 @@ class MemoryReservation:
 class MemoryLimiter:
     """Counts for one process. `history`: the ledger's usage from before it started.
 
+    `max_end_users`: those of one key or team that are remembered.
+
     `clock` is monotonic and slides the minutes, `wall_clock` (seconds since 1970) tells days and
     months; both may stand still. All calls run on one event loop, with no await between check and
     entry, which makes reservations atomic.
@@ -167,6 +178,7 @@ class MemoryLimiter:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         history: History | None = None,
+        max_end_users: int = MAX_END_USERS,
         metrics: LimitMetrics | None = None,
     ) -> None:
         self._clock = clock
@@ -178,13 +190,16 @@ class MemoryLimiter:
         self._plans: dict[str, _Plan] = {}
         self._open: set[MemoryReservation] = set()
         self._past: PastAmounts | None = None
+        self._end_users = EndUsers(self._make, max_end_users)
         self._sweep_at = _MIN_SWEEP
         self._metrics.report_open(lambda: len(self._open))
 
     async def start(self) -> None:
         """Load earlier usage. Raises the errors of the history."""
         if self._history is not None:
-            self._past = PastAmounts(await self._history(), self.moment())
+            past, now = await self._history(), self.moment()
+            self._past = PastAmounts(past, now)
+            self._end_users.keep_past(past, now)
 
     async def close(self) -> None:
         """Give back all open reservations."""
@@ -196,7 +211,7 @@ class MemoryLimiter:
     ) -> MemoryReservation | UnlimitedReservation:
         """Reserve all or nothing. Raises RateLimitError or BudgetError."""
         plan = self._plan(principal)
-        if not plan.counters:
+        if not plan.counters and plan.limits.for_end_users is None:
             return UnlimitedReservation(want)
         holding = Holding(want.by_tier, want.most)
         entries: dict[int, list[LimitDemand]] = {}
@@ -216,6 +231,26 @@ class MemoryLimiter:
             raise refusal_error(refusals, plan.states(demands, moment))
         _enter(plan, demands, entries, moment)
 
+    def count_for(
+        self,
+        end_user: str,
+        plan: _Plan,
+        held: Amounts,
+        entries: dict[int, list[LimitDemand]],
+    ) -> _Plan:
+        """Enter what a request holds for an end user, too; return the plan that counts for both.
+
+        Raises RateLimitError or BudgetError.
+        """
+        limits = plan.limits.for_end_users
+        if limits is None:
+            return plan
+        rules = limits.rules[len(plan.counters) :]
+        counters = self._end_users.counters(rules, end_user, self.moment())
+        both = _Plan(limits, plan.counters + counters)
+        self.enter(both, limits.demands_from(len(plan.counters), held), entries)
+        return both
+
     def grow(
         self, plan: _Plan, demands: Sequence[LimitDemand], entries: dict[int, list[LimitDemand]]
     ) -> bool:
@@ -233,6 +268,11 @@ class MemoryLimiter:
         self._open.discard(reservation)
 
     @property
+    def num_end_users(self) -> int:
+        """Return the number of end users that are remembered."""
+        return len(self._end_users)
+
+    @property
     def num_counters(self) -> int:
         """Return the number of counters kept."""
         return len(self._counters)
@@ -242,9 +282,9 @@ class MemoryLimiter:
         return ClockTimes(self._clock(), self._wall_clock())
 
     def _plan(self, principal: Principal) -> _Plan:
-        """Return rules and counters; cached while the principal is the same object."""
+        """Return rules and counters; cached while the principal's limits are the same objects."""
         plan = self._plans.get(principal.key_id)
-        if plan is None or plan.limits.principal is not principal:
+        if plan is None or not plan.limits.is_of(principal):
             if len(self._counters) >= self._sweep_at or len(self._plans) >= _MAX_PLANS:
                 self._sweep()
             limits = LimitPlan(principal)

@@ -9,6 +9,8 @@ from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.tenancy.keys.amounts import Amounts, Want
 from outrider.gateway.tenancy.keys.keys import Principal
+from outrider.gateway.tenancy.limits.counters.end_users import digest_of, no_room
+from outrider.gateway.tenancy.limits.counters.redis_seats import NO_SEAT
 from outrider.gateway.tenancy.limits.headers import TOLD_UNITS
 from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.limit_rules import (
@@ -35,7 +37,8 @@ class RedisReservation:
     """Amounts that are entered in Redis. Made by `RedisLimiter.reserve`."""
 
     __slots__ = (
-        "_holding", "_is_settled", "_limiter", "_plan", "_states", "_step", "key", "reservation_id",
+        "_holding", "_is_settled", "_limiter", "_plan", "_states", "_step", "end_user", "key",
+        "reservation_id",
     )  # fmt: skip
     never_waits: ClassVar[bool] = False
 
@@ -51,6 +54,8 @@ class RedisReservation:
     ) -> None:
         self.key = key
         self.reservation_id = reservation_id
+        self.end_user = ""
+        """The name under which its end user is counted; empty before one is."""
         self._limiter = limiter
         self._plan = plan
         self._holding = holding
@@ -72,6 +77,18 @@ class RedisReservation:
     def reserved(self) -> Want:
         """Return the amounts that are reserved now."""
         return Want(by_tier=self._holding.by_tier)
+
+    async def count_for(self, end_user: str) -> None:
+        """Count it for an end user, too. Raises RateLimitError, BudgetError or StorageError."""
+        plan = self._plan.for_end_users
+        if plan is None or self._is_settled:
+            return
+        self.end_user = digest_of(end_user).hex()
+        demands = plan.demands_from(len(self._plan.rules), self._holding.overall)
+        self._states |= await self._limiter.extend(
+            self, plan, demands, self._next_step(), is_first_of_end_user=True
+        )
+        self._plan = plan
 
     async def grow(self, more: Want) -> bool:
         """Reserve more, all or nothing; False where there is no room or Redis is unavailable."""
@@ -123,7 +140,11 @@ class RedisReservation:
         args: ScriptArgs = [self.reservation_id]
         for i, amount in self._plan.demands(total, used):
             rule = self._plan.rules[i]
-            args += [rule.period, _name(rule), 0 if rule.period == "open" else amount]
+            args += [
+                rule.period,
+                _name(rule, self.end_user),
+                0 if rule.period == "open" else amount,
+            ]
         await self._limiter.leases.settle(self.reservation_id, self.key, args)
         if fault:
             raise ValueError(f"more than is reserved: {fault}")
@@ -197,7 +218,7 @@ class RedisLimiter:
         """Reserve all or nothing. Raises RateLimitError, BudgetError, or StorageError without
         Redis."""
         plan = self._plan(principal)
-        if not plan.rules:
+        if not plan.rules and plan.for_end_users is None:
             return UnlimitedReservation(want)
         key = _key(principal)
         self._num_made += 1
@@ -205,7 +226,8 @@ class RedisLimiter:
         holding = Holding(want.by_tier, want.most)
         demands = plan.demands(holding.overall, want.by_tier)
         try:
-            reply = await self._ask(key, reservation_id, 0, plan, demands)
+            args: ScriptArgs = [reservation_id, self._lease_s, 0, *_lines(plan, demands)]
+            reply = await self._store.run(self._scripts.reserve, key, args)
         except StorageError:  # should it have been entered all the same, its lease will end
             raise
         except BaseException:
@@ -228,9 +250,7 @@ class RedisLimiter:
         """Enter more for a reservation; return the rules' new states, None where there is no
         room."""
         try:
-            reply = await self._ask(
-                reservation.key, reservation.reservation_id, step, plan, demands
-            )
+            reply = await self._step(reservation, plan, demands, step, self._scripts.reserve)
         except StorageError:
             return None
         if reply[0] == 1:
@@ -245,12 +265,17 @@ class RedisLimiter:
         plan: LimitPlan,
         demands: Sequence[LimitDemand],
         step: int,
+        *,
+        is_first_of_end_user: bool = False,
     ) -> dict[int, LimitState]:
         """Enter more for a reservation; returns the rules' new states.
 
         Raises RateLimitError or BudgetError, and StorageError where Redis is away or has lost it.
         """
-        reply = await self._ask(reservation.key, reservation.reservation_id, step, plan, demands)
+        script = self._scripts.count_for if is_first_of_end_user else self._scripts.reserve
+        reply = await self._step(reservation, plan, demands, step, script)
+        if reply[0] == NO_SEAT:
+            raise no_room()
         if reply[0] == -1:
             raise StorageError(
                 "The limits' store has lost this request's reservation; send the request again."
@@ -268,24 +293,22 @@ class RedisLimiter:
             raise refusal_error(refusals, ordered(tuple(states.values())))
         return states
 
-    async def _ask(
+    async def _step(
         self,
-        key: str,
-        reservation_id: str,
-        step: int,
+        reservation: RedisReservation,
         plan: LimitPlan,
         demands: Sequence[LimitDemand],
+        step: int,
+        script: str,
     ) -> list[int]:
-        args: ScriptArgs = [reservation_id, self._lease_s, step]
-        for i, amount in demands:
-            rule = plan.rules[i]
-            args += [rule.period, _name(rule), min(rule.limit, _MAX_AMOUNT), amount]
-        return await self._store.run(self._scripts.reserve, key, args)
+        args: ScriptArgs = [reservation.reservation_id, self._lease_s, step]
+        args += _lines(plan, demands, reservation.end_user)
+        return await self._store.run(script, reservation.key, args)
 
     def _plan(self, principal: Principal) -> LimitPlan:
-        """Return the principal's rules; cached while it is the same object."""
+        """Return the principal's rules; cached while its limits are the same objects."""
         plan = self._plans.get(principal.key_id)
-        if plan is None or plan.principal is not principal:
+        if plan is None or not plan.is_of(principal):
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[principal.key_id] = LimitPlan(principal)
@@ -299,7 +322,18 @@ def _key(principal: Principal) -> str:
     return f"{_PREFIX}{{key:{principal.key_id}}}"
 
 
-def _name(rule: LimitRule) -> str:
+def _lines(plan: LimitPlan, demands: Sequence[LimitDemand], end_user: str = "") -> ScriptArgs:
+    """Return the demands as scripts take them."""
+    lines: ScriptArgs = []
+    for i, amount in demands:
+        rule = plan.rules[i]
+        lines += [rule.period, _name(rule, end_user), min(rule.limit, _MAX_AMOUNT), amount]
+    return lines
+
+
+def _name(rule: LimitRule, end_user: str) -> str:
+    if rule.scope == "end_user":
+        return f"{rule.scope}:{rule.owner}:{end_user}:{rule.name}"
     return f"{rule.scope}:{rule.owner}:{rule.model or ''}:{rule.name}"
 
 

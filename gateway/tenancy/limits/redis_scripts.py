@@ -6,13 +6,18 @@ cluster. Below it:
     :leases       sorted set: reservation → until when its gateway has promised to live
     :book         hash: reservation → its entries (MessagePack); open:NAME → requests under way
     :m:NAME       hash of a sliding minute: `at` its latest second, `sum`, and second % 61 → amount
-    :d:NAME:DAY, :M:NAME:MONTH    amount in that day or month of UTC
+    :d:NAME:DAY, :w:NAME:WEEK, :M:NAME:MONTH    amount in that day, week or month of UTC
+    :u:OWNER        sorted set: end user → when it was seen
+    :r:NAME hash of the days of UTC that end today: day → amount
 
 An entry is (period, name, slot, amount), as in `outrider.gateway.tenancy.limits.windows`, whose
 rules hold here too. Amounts are whole numbers up to 2^53, where Lua's numbers are exact.
 """
 
 from typing import Final
+
+from outrider.gateway.tenancy.limits.counters.end_users import MAX_END_USERS
+from outrider.gateway.tenancy.limits.counters.redis_seats import seating
 
 SERVER_CLOCK: Final = """
 local time = redis.call('TIME')
@@ -72,6 +77,10 @@ function minute.load(name)
     minute.seen[name] = state
   end
   return state
+end
+function minute.forget(name)
+  redis.call('DEL', minute.key(name))
+  minute.seen[name] = false
 end
 function minute.amounts(name, from, to)
   local fields = {}
@@ -159,11 +168,64 @@ local function calendar(letter, number, end_s)
       redis.call('DECRBY', key(name, slot), text(amount))
     end
   end
+  function counter.forget(name)
+    redis.call('DEL', key(name, number))
+  end
   function counter.wait_s()
     return end_s - now
   end
   function counter.reset_s(name)
     return counter.used(name) > 0 and end_s - now or 0
+  end
+  return counter
+end
+
+local function days_until_today(num_days, today)
+  local counter = {}
+  local function key(name)
+    return base .. ':r:' .. name
+  end
+  local function amounts(name)
+    local fields = {}
+    for day = today - num_days + 1, today do fields[#fields + 1] = text(day) end
+    return redis.call('HMGET', key(name), unpack(fields))
+  end
+  function counter.used(name)
+    local sum = 0
+    for _, amount in ipairs(amounts(name)) do sum = sum + (tonumber(amount) or 0) end
+    return sum
+  end
+  function counter.add(name, amount)
+    redis.call('HINCRBY', key(name), text(today), text(amount))
+    redis.call('PEXPIRE', key(name), text((num_days + 1) * DAY_S * 1000))
+    if redis.call('HLEN', key(name)) > num_days + 3 then
+      for _, day in ipairs(redis.call('HKEYS', key(name))) do
+        if tonumber(day) <= today - num_days - 3 then redis.call('HDEL', key(name), day) end
+      end
+    end
+    return today
+  end
+  function counter.give_back(name, slot, amount)
+    if redis.call('HEXISTS', key(name), text(slot)) == 1 then
+      redis.call('HINCRBY', key(name), text(slot), text(-amount))
+    end
+  end
+  function counter.forget(name)
+    redis.call('DEL', key(name))
+  end
+  function counter.wait_s(name, over)
+    for i, amount in ipairs(amounts(name)) do
+      over = over - (tonumber(amount) or 0)
+      if over <= 0 then return (today + i) * DAY_S - now end
+    end
+    return 0
+  end
+  function counter.reset_s(name)
+    local left_s = 0
+    for i, amount in ipairs(amounts(name)) do
+      if (tonumber(amount) or 0) > 0 then left_s = (today + i) * DAY_S - now end
+    end
+    return left_s
   end
   return counter
 end
@@ -181,6 +243,9 @@ function open.give_back(name, _, amount)
     redis.call('HDEL', BOOK, 'open:' .. name)
   end
 end
+function open.forget(name)
+  redis.call('HDEL', BOOK, 'open:' .. name)
+end
 function open.wait_s()
   return 1
 end
@@ -190,10 +255,14 @@ end
 
 local today = math.floor(second / DAY_S)
 local this_month = month_of(today)
+local this_week = math.floor((today + 3) / 7)  -- 1970-01-01 was a Thursday
 local counters = {
   minute = minute,
   day = calendar(':d:', today, (today + 1) * DAY_S),
+  week = calendar(':w:', this_week, ((this_week + 1) * 7 - 3) * DAY_S),
   month = calendar(':M:', this_month, first_day(this_month + 1) * DAY_S),
+  ['7_days'] = days_until_today(7, today),
+  ['30_days'] = days_until_today(30, today),
   open = open,
 }
 
@@ -321,7 +390,7 @@ return {num_lost}
 class Scripts:
     """The scripts, with one clock: the body of a Lua function that returns seconds since 1970."""
 
-    def __init__(self, clock: str = SERVER_CLOCK) -> None:
+    def __init__(self, clock: str = SERVER_CLOCK, max_end_users: int = MAX_END_USERS) -> None:
         prelude = _PRELUDE % clock
         self.reserve = prelude + _RESERVE
         """(id, lease_s, step, {period, name, limit, amount}…) → verdict, {used, wait_ms, reset_ms}…
@@ -329,6 +398,9 @@ class Scripts:
         Step 0 reserves, later ones grow. Verdict 1: entered; 0: no room; -1: the reservation is
         gone. wait_ms is -1 where there is room.
         """
+        self.count_for = prelude + seating(max_end_users) + _RESERVE
+        """The same for the demands of an end user, who is then one of the `max_end_users` that are
+        remembered; else the reply is NO_SEAT."""
         self.settle = prelude + _SETTLE
         """(id, {period, name, used}…) → 1: given back; 0: it was settled; -1: it had been lost."""
         self.renew = prelude + _RENEW

@@ -86,7 +86,8 @@ def _no_room(refusal: LimitRefusal) -> str:
 
 def _limit(rule: LimitRule, article: str = "The") -> str:
     of = f" for {rule.model}" if rule.model is not None else ""
-    return f"{article} {rule.scope}'s limit {rule.name}{of}"
+    whose = rule.scope.replace("_", " ")
+    return f"{article} {whose}'s limit {rule.name}{of}"
 
 
 def _amount(amount: int, unit: Unit) -> str:

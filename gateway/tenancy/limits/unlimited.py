@@ -35,6 +35,9 @@ class UnlimitedReservation:
         """Return the amounts that are reserved now."""
         return self._want
 
+    async def count_for(self, end_user: str) -> None:
+        """Do nothing."""
+
     async def grow(self, more: Want) -> bool:
         """Reserve more; False once it is settled."""
         if self._is_settled:

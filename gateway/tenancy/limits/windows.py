@@ -1,16 +1,18 @@
-"""Counters of each period: sliding minutes, days and months of UTC, running requests."""
+"""Counters of each period: sliding minutes, UTC's days, weeks and months, running requests."""
 
 import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, Protocol
 
-from outrider.gateway.tenancy.limits.limit_rules import Period
-
 WINDOW_S: Final = 60
 _NUM_SLOTS: Final = WINDOW_S + 1
 _DAY_S: Final = 86_400
-_MAX_PERIODS: Final = 4
+_WEEK_DAYS: Final = 7
+_MONDAY: Final = 3
+"""Days of its week before 1970-01-01, a Thursday."""
+MAX_PERIODS: Final = 4
+"""Periods kept, for a wall clock that is set back."""
 OPEN_WAIT_S: Final = 1.0
 """The end of a running request is unknown; a retry once a second is cheap."""
 
@@ -131,6 +133,20 @@ class Days:
         return float((number + 1) * _DAY_S)
 
 
+class Weeks:
+    """UTC's weeks, from Monday on (ISO 8601), numbered from that of 1970-01-01 on."""
+
+    @staticmethod
+    def number(wall_s: float) -> int:
+        """Return the week's number."""
+        return (Days.number(wall_s) + _MONDAY) // _WEEK_DAYS
+
+    @staticmethod
+    def end_s(number: int) -> float:
+        """Return the end of the period, in seconds since 1970."""
+        return Days.end_s((number + 1) * _WEEK_DAYS - _MONDAY - 1)
+
+
 class Months:
     """UTC's months, numbered from year 0 on. Remembers the latest month's bounds."""
 
@@ -160,7 +176,7 @@ class Months:
 
 
 class CalendarCounter:
-    """A day or a month of UTC.
+    """A day, a week or a month of UTC.
 
     A wall clock set back over midnight finds the earlier day as it was, so no amount can be spent
     twice; a clock that was wrong for a while does no harm to the days that follow.
@@ -168,7 +184,7 @@ class CalendarCounter:
 
     __slots__ = ("_calendar", "_totals")
 
-    def __init__(self, calendar: Days | Months) -> None:
+    def __init__(self, calendar: Days | Weeks | Months) -> None:
         self._calendar = calendar
         self._totals: dict[int, int] = {}  # period → its amount
 
@@ -180,7 +196,7 @@ class CalendarCounter:
         """Enter an amount now; returns the period's number."""
         number = self._calendar.number(moment.wall_s)
         self._totals[number] = self._totals.get(number, 0) + amount
-        if len(self._totals) > _MAX_PERIODS:
+        if len(self._totals) > MAX_PERIODS:
             del self._totals[next(iter(self._totals))]
         return number
 
@@ -231,23 +247,3 @@ class OpenCount:
     def reset_s(self, moment: ClockTimes) -> float:
         """Return a guess in seconds."""
         return OPEN_WAIT_S if self._total else 0.0
-
-
-class Counters:
-    """Makes counters; those of one calendar share it."""
-
-    def __init__(self) -> None:
-        self._months = Months()
-        self._days = Days()
-
-    def make(self, period: Period) -> Counter:
-        """Make an empty counter."""
-        match period:
-            case "minute":
-                return MinuteWindow()
-            case "day":
-                return CalendarCounter(self._days)
-            case "month":
-                return CalendarCounter(self._months)
-            case "open":
-                return OpenCount()

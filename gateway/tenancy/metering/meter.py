@@ -81,6 +81,8 @@ class RequestMeter:
 
     request_id: str = field(init=False)
     """The ledger's own id of the request."""
+    end_user: str = ""
+    """The end user whom it is counted for, in the form that is kept; empty: none is known."""
     span: Span = NULL_SPAN
     arm: str = ""
     """The arms of experiments that the request is in, as text."""
@@ -106,6 +108,8 @@ class RequestMeter:
 
     def __post_init__(self) -> None:
         self.request_id = next(self.tenancy.row_ids)
+        if self.principal.end_user:
+            self.end_user = self.tenancy.end_user_form(self.principal.end_user)
 
     # ---- before -------------------------------------------------------------------------------
 
@@ -113,6 +117,18 @@ class RequestMeter:
         """Count the request, before its body is read. Raises RateLimitError or BudgetError."""
         if self.principal.is_limited:
             self._usage = await reserve_request(self.tenancy, self.principal, self.endpoint)
+
+    async def count_for(self, end_user: str) -> None:
+        """Count the request for its end user, too; empty: it names none.
+
+        A verified token's subject counts in the place of what its requests name. Where end users
+        have limits, requests that name none count as one end user's. Raises RateLimitError or
+        BudgetError.
+        """
+        if end_user and not self.principal.end_user:
+            self.end_user = self.tenancy.end_user_form(end_user)
+        if self._usage is not None and self.principal.has_end_user_limits:
+            await self._usage.count_for(self.end_user)
 
     async def admit(self, estimate: UsageEstimate) -> TokenAllowance | None:
         """Reserve the answer's usage, in addition to the request itself (`enter`).
@@ -382,6 +398,7 @@ class RequestMeter:
             team_id=self.principal.team_id,
             endpoint=self.endpoint,
             arm=self.arm,
+            end_user=self.end_user,
             is_streamed=self.is_streamed,
             **fields,
         )

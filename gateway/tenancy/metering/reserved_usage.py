@@ -51,6 +51,7 @@ class ReservedUsage:
         self._endpoint = endpoint
         self._reservation = reservation
         self._reserved = Reserved(dict(_ONE_REQUEST), _ONE_REQUEST[""])
+        self._has_end_user = False
 
     @property
     def never_waits(self) -> bool:
@@ -61,6 +62,12 @@ class ReservedUsage:
     def headers(self) -> dict[str, str]:
         """Return the x-ratelimit headers."""
         return ratelimit_headers(self._reservation.reported)
+
+    async def count_for(self, end_user: str) -> None:
+        """Count the request for an end user, too. Raises RateLimitError or BudgetError."""
+        if not self._has_end_user:
+            await self._reservation.count_for(end_user)
+            self._has_end_user = True
 
     async def admit(self, estimate: UsageEstimate) -> TokenAllowance | None:
         """Reserve the answer's usage, in addition to the request itself.

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from outrider.gateway.storage.database import Database
 from outrider.gateway.tenancy.keys.key_parts import KeyParts, open_parts
 from outrider.gateway.tenancy.ledger.book import Ledger, NullLedger
 from outrider.gateway.tenancy.ledger.prices import PriceBook
-from outrider.gateway.tenancy.ledger.row import row_ids
+from outrider.gateway.tenancy.ledger.row import printable, row_ids
 from outrider.gateway.tenancy.limits.answer_lengths import AnswerLengths
 from outrider.gateway.tenancy.limits.limiter import Limiter
 from outrider.gateway.tenancy.limits.presence import GatewayPresence
@@ -80,6 +80,8 @@ class Tenancy:
     ledger: Ledger = field(default_factory=NullLedger)
     prices: PriceBook = field(default_factory=PriceBook.free)
     lengths: AnswerLengths = field(default_factory=AnswerLengths)
+    end_user_form: Callable[[str], str] = printable
+    """Returns the form of an end user's id that is counted and kept."""
     row_ids: Iterator[str] = field(default_factory=lambda: row_ids(random.Random(), time.time))
     settlements: Settlements = field(default_factory=Settlements)
     database: Database | None = None

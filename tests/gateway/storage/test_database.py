@@ -111,32 +111,6 @@ def test_a_failed_block_changes_nothing(database_url: str) -> None:
 
 
 @pytest.mark.slow_cases
-def test_a_database_that_was_rewritten_is_used_on(database_url: str) -> None:
-    database = opened(database_url)
-    for _ in range(2):
-        database.vacuum()
-        with database.write() as connection:
-            insert_new(connection, tables.secrets, [{"name": "a", "value": "b"}])
-    with database.read() as connection:
-        assert len(connection.execute(select(tables.secrets)).all()) == 1
-    database.close()
-
-
-@pytest.mark.slow  # it waits for the reader as long as for any lock
-def test_a_log_that_is_being_read_cannot_be_rewritten(tmp_path: Path) -> None:
-    database = opened(f"sqlite:///{tmp_path / 'test.db'}")
-    with database.write() as connection:
-        insert_new(connection, tables.secrets, [{"name": "a", "value": "b"}])
-    with database.read() as connection:
-        connection.execute(select(tables.secrets)).all()
-        with pytest.raises(DatabaseError) as refused:
-            database.vacuum()
-        assert "its write-ahead log is being read" in refused.value.detail
-    database.vacuum()
-    database.close()
-
-
-@pytest.mark.slow_cases
 def test_writers_in_threads_lose_no_update(database_url: str) -> None:
     database = opened(database_url)
     with database.write() as connection:

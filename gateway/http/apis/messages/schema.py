@@ -12,6 +12,7 @@ from pydantic import Field, JsonValue, Tag
 from outrider.gateway.contract.schema.common import (
     MAX_STOPS,
     WHOLE,
+    EndUser,
     Harmless,
     Ignored,
     Label,
@@ -249,7 +250,7 @@ ThinkingConfigParam = Annotated[
 class Metadata(RequestModel):
     """About the request. `user_id` becomes OpenAI's `user`."""
 
-    user_id: Label | None = None
+    user_id: EndUser | None = None
 
 
 class OutputFormat(RequestModel):

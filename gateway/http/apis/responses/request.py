@@ -15,6 +15,7 @@ from outrider.gateway.contract.schema.common import (
     WHOLE,
     CacheBreakpoint,
     CacheOptions,
+    EndUser,
     Harmless,
     Ignored,
     Label,
@@ -322,8 +323,8 @@ class ResponsesFields(RequestModel):
         | None
     ) = None
     service_tier: Literal["auto", "default", "priority", "flex"] | None = None
-    user: Label | None = None
-    safety_identifier: Label | None = None
+    user: EndUser | None = None
+    safety_identifier: EndUser | None = None
     client_metadata: Ignored = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None

@@ -10,7 +10,7 @@ from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.tables import keys, teams
 from outrider.gateway.tenancy.ledger.dimensions import Dimension
-from outrider.gateway.tenancy.ledger.history import Used, usage_history, used_between
+from outrider.gateway.tenancy.ledger.history import Used, usage_history, used_each_day
 from outrider.gateway.tenancy.ledger.prices import PriceBook
 from outrider.gateway.tenancy.ledger.queries import (
     Savings,
@@ -205,15 +205,12 @@ def test_history_counts_what_was_charged(database: Database) -> None:
         used(NOON - 30, 1, 11, **other),
         used(NOON - 1, 2, 18, tokens=330),
     ]
-    assert {*history.day} == {used(midnight, 1, 11, **other), used(midnight, 3, 26, tokens=440)}
-    first = midnight - 20 * DAY_S  # the first of September
-    assert {*history.month} == {
-        used(first, 1, 11, **other),
-        used(first, 3, 26, tokens=440),
-        used(first, 1, 9, team_id="t"),
-    }
+    first, *today = history.days
+    assert first == used(midnight - 20 * DAY_S, 1, 9, team_id="t")
+    assert {*today} == {used(midnight, 1, 11, **other), used(midnight, 3, 26, tokens=440)}
+    assert history.end_user_days == ()
     with database.read() as connection:
-        everything = used_between(connection, 0, 1e12)
+        everything = used_each_day(connection, 0, 1e12)
     assert sum(part.usd_nanos for part in everything) == 56
 
 
@@ -224,8 +221,8 @@ def test_rows_of_a_clock_that_was_ahead_count_on_their_own_day(database: Databas
     store(database, rows)
     history = asyncio.run(usage_history(database, NOON))
     assert [sum(used.usd_nanos for used in part) for part in (
-        history.minute, history.day, history.month
-    )] == [2, 3, 4]  # fmt: skip
+        history.minute, history.days
+    )] == [2, 3]  # fmt: skip
 
 
 def test_moments() -> None:

@@ -1,6 +1,7 @@
 """Limiters on a clock that a test turns: one in memory, one on Redis."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -11,12 +12,12 @@ __all__ = ["redis_server", "redis_url"]
 
 
 @pytest.fixture(params=["memory", "redis"])
-def make_rig(request: pytest.FixtureRequest) -> Callable[[], Rig]:
+def make_rig(request: pytest.FixtureRequest) -> Callable[..., Rig]:
     """Makes empty limiters of one kind; a test runs once with each."""
     if request.param == "memory":
         return MemoryRig
     url: str = request.getfixturevalue("redis_url")
-    return lambda: RedisRig(url)
+    return partial(RedisRig, url)
 
 
 @pytest.fixture

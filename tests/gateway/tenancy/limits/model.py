@@ -1,7 +1,7 @@
 """Limits as their documentation says them, slowly: what the fast ones are compared with."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -27,6 +27,7 @@ class Held:
     principal: Principal
     overall: Amounts
     by_tier: dict[str, Amounts]
+    end_user: str | None = None
     entries: dict[Name, list[Entry]] = field(default_factory=dict)
 
 
@@ -51,12 +52,28 @@ class Model:
             held.by_tier[tier] = _sum([held.by_tier[tier], amounts])
         return True
 
+    def count_for(self, held: Held, end_user: str, now_s: float) -> bool:
+        """Once for a request: with what it holds, and from then on."""
+        skipped = [name for name, _ in limits_of(held.principal)]
+        held.end_user = end_user
+        if self.enter(held, held.overall, {}, now_s, skipped):
+            return True
+        held.end_user = None
+        return False
+
     def enter(
-        self, held: Held, overall: Amounts, by_tier: Mapping[str, Amounts], now_s: float
+        self,
+        held: Held,
+        overall: Amounts,
+        by_tier: Mapping[str, Amounts],
+        now_s: float,
+        skipped: Collection[Name] = (),
     ) -> bool:
         """All or nothing."""
         asked = []
-        for name, limit in limits_of(held.principal):
+        for name, limit in limits_of(held.principal, held.end_user):
+            if name in skipped:
+                continue
             tier = name[2]
             if tier is None or tier in by_tier:
                 amount = amount_of(name, overall if tier is None else by_tier[tier])
@@ -89,6 +106,11 @@ class Model:
             return sum(e.amount for e in entries if math.floor(e.at_s) >= oldest)
         if name[3].endswith("day"):
             return sum(e.amount for e in entries if e.at_s // 86_400 == now_s // 86_400)
+        if name[3].endswith("week"):
+            return sum(e.amount for e in entries if _week(e.at_s) == _week(now_s))
+        if name[3].endswith("days"):
+            first = now_s // 86_400 - int(name[3].split("_")[2]) + 1
+            return sum(e.amount for e in entries if e.at_s // 86_400 >= first)
         if name[3].endswith("month"):
             return sum(e.amount for e in entries if _month(e.at_s) == _month(now_s))
         return sum(e.amount for e in entries)
@@ -105,16 +127,19 @@ class Model:
         )
 
 
-def limits_of(principal: Principal) -> Iterator[tuple[Name, int]]:
-    """All limits of a principal that are set."""
+def limits_of(principal: Principal, end_user: str | None = None) -> Iterator[tuple[Name, int]]:
+    """All limits of a principal that are set, and of its end user."""
     owners = [("key", principal.key_id, principal.limits)]
     if principal.team_id is not None:
         owners.append(("team", principal.team_id, principal.team_limits))
+    if end_user is not None:
+        theirs = [(f"{owner} {end_user}", spec.end_user) for _, owner, spec in owners]
+        owners += [("end_user", name, spec) for name, spec in theirs if spec is not None]
     for scope, owner, spec in owners:
         for tier, limits in [(None, spec), *spec.models.items()]:
             for limit_name in LimitSpec.model_fields:
                 limit = getattr(limits, limit_name)
-                if limit_name != "models" and limit is not None:
+                if limit_name not in ("models", "end_user") and limit is not None:
                     factor = 10**9 if limit_name.startswith("usd") else 1
                     yield (scope, owner, tier, limit_name), round(limit * factor)
 
@@ -132,6 +157,10 @@ def _sum(amounts: list[Amounts]) -> Amounts:
         tokens=sum(a.tokens for a in amounts),
         usd_nanos=sum(a.usd_nanos for a in amounts),
     )
+
+
+def _week(at_s: float) -> tuple[int, int]:
+    return datetime.fromtimestamp(at_s, UTC).isocalendar()[:2]
 
 
 def _month(at_s: float) -> tuple[int, int]:

@@ -80,9 +80,11 @@ class _BaseRig:
 class MemoryRig(_BaseRig):
     """Both of its clocks are the one that the test turns."""
 
-    def __init__(self, now_s: float = NOON_S) -> None:
+    def __init__(self, now_s: float = NOON_S, **limiter: Any) -> None:
         super().__init__(now_s)
-        self.limiter = MemoryLimiter(clock=lambda: self.now_s, wall_clock=lambda: self.now_s)
+        self.limiter = MemoryLimiter(
+            clock=lambda: self.now_s, wall_clock=lambda: self.now_s, **limiter
+        )
 
 
 class RedisRig(_BaseRig):
@@ -90,17 +92,19 @@ class RedisRig(_BaseRig):
 
     clock = _CLOCK
 
-    def __init__(self, url: str, now_s: float = NOON_S) -> None:
+    def __init__(self, url: str, now_s: float = NOON_S, **scripts: Any) -> None:
         super().__init__(now_s)
         self.url = url
         self._redis = redis.Redis.from_url(url)
         self._redis.flushall()
         self.turn(0.0)
-        self.limiter = self.beside()
+        self.limiter = self.beside(**scripts)
 
-    def beside(self, *, lease_s: float = 1e9) -> RedisLimiter:
+    def beside(self, *, lease_s: float = 1e9, **scripts: Any) -> RedisLimiter:
         return RedisLimiter(
-            RedisStore.from_url(self.url, timeout_s=10.0), scripts=Scripts(_CLOCK), lease_s=lease_s
+            RedisStore.from_url(self.url, timeout_s=10.0),
+            scripts=Scripts(_CLOCK, **scripts),
+            lease_s=lease_s,
         )
 
     def turn(self, seconds: float) -> None:

@@ -14,23 +14,42 @@ from outrider.gateway.tenancy.limits.limiter import Reservation
 from tests.gateway.tenancy.limits.model import Held, Model, amount_of, limits_of
 from tests.gateway.tenancy.limits.rigs import Rig, key
 
-TEAM = LimitSpec(tokens_per_minute=120, requests_per_day=9, concurrent_requests=4, usd_per_day=3e-7)
+TEAM = LimitSpec(
+    tokens_per_minute=120,
+    requests_per_day=9,
+    concurrent_requests=4,
+    usd_per_day=3e-7,
+    usd_per_week=6e-7,
+    end_user=LimitSpec(usd_per_week=4e-7, usd_per_30_days=5e-7, concurrent_requests=2),
+)
 PRINCIPALS = (
     key(
         LimitSpec(
             requests_per_minute=4,
             tokens_per_minute=80,
             usd_per_month=5e-7,
+            end_user=LimitSpec(tokens_per_minute=70, requests_per_day=3, usd_per_7_days=3e-7),
             models={"large": LimitSpec(tokens_per_minute=50, concurrent_requests=2)},
         ),
         key_id="k1",
         team_id="t",
         team_limits=TEAM,
     ),
-    key(LimitSpec(tokens_per_day=200), key_id="k2", team_id="t", team_limits=TEAM),
+    key(
+        LimitSpec(tokens_per_day=200, usd_per_7_days=5e-7),
+        key_id="k2",
+        team_id="t",
+        team_limits=TEAM,
+    ),
     key(LimitSpec(tokens_per_minute=60, concurrent_requests=2, requests_per_day=6), key_id="k3"),
 )
-LIMITS = dict(pair for principal in PRINCIPALS for pair in limits_of(principal))
+END_USERS = (None, "", "ann", "bob")
+LIMITS = dict(
+    pair
+    for principal in PRINCIPALS
+    for end_user in END_USERS
+    for pair in limits_of(principal, end_user)
+)
 
 times = st.one_of(
     st.sampled_from([0.0, 0.25, 0.75, 1.0, 59.0, 60.0, 60.75, 61.0, 3_600.0, 43_199.75, 86_400.0]),
@@ -78,16 +97,33 @@ class Machine(RuleBasedStateMachine):
             return
         assert not isinstance(given, Exception), f"there was room: {given}"
         self.open.append((given, held))
+        self.check_states(given, held)
+
+    def check_states(self, given: Reservation, held: Held) -> None:
+        """Compare what headers tell with the model, where a name has one owner."""
         for state in given.states:
-            name = next(
+            names = [
                 name
-                for name in LIMITS
-                if name[0] == state.scope
-                and name[1] in (held.principal.key_id, held.principal.team_id)
-                and name[2:] == (state.model, state.name)
-            )
-            used = self.model.used(name, self.rig.now_s)
-            assert state.remaining == state.limit - used, name
+                for name, limit in limits_of(held.principal, held.end_user)
+                if (name[0], *name[2:], limit)
+                == (state.scope, state.model, state.name, state.limit)
+            ]
+            left = [max(0, state.limit - self.model.used(name, self.rig.now_s)) for name in names]
+            assert state.remaining in left, names
+
+    @rule(data=st.data(), end_user=st.sampled_from(END_USERS[1:]))
+    def count_for(self, data: st.DataObject, end_user: str) -> None:
+        waiting = [(given, held) for given, held in self.open if held.end_user is None]
+        if not waiting:
+            return
+        given, held = data.draw(st.sampled_from(waiting))
+        if not list(limits_of(held.principal, end_user))[len(list(limits_of(held.principal))) :]:
+            return
+        if self.model.count_for(held, end_user, self.rig.now_s):
+            self.rig.run(given.count_for(end_user))
+        else:
+            with pytest.raises((RateLimitError, BudgetError), match="end user's limit"):
+                self.rig.run(given.count_for(end_user))
 
     @rule(data=st.data(), tokens=tokens, nanos=nanos)
     def grow(self, data: st.DataObject, tokens: int, nanos: int) -> None:

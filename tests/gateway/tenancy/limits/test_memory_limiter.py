@@ -27,6 +27,7 @@ class Use:
     key_id: str = "k1"
     team_id: str | None = "t"
     tier: str = "large"
+    end_user: str = ""
     requests: int = 1
     tokens: int = 0
     usd_nanos: int = 0
@@ -35,8 +36,8 @@ class Use:
 @dataclass(frozen=True, kw_only=True)
 class Past:
     minute: tuple[Use, ...] = ()
-    day: tuple[Use, ...] = ()
-    month: tuple[Use, ...] = ()
+    days: tuple[Use, ...] = ()
+    end_user_days: tuple[Use, ...] = ()
 
 
 @dataclass
@@ -84,8 +85,11 @@ def test_a_new_process_goes_on_where_the_ledger_ends() -> None:
             Use(at_s=int(NOON_S) - 20, tokens=20),
             Use(at_s=int(NOON_S) - 50, tokens=40, tier="small"),
         ),
-        day=(day, replace(day, key_id="k2", requests=1, tokens=5)),
-        month=(replace(day, at_s=int(TODAY_S) - 5 * 86_400, usd_nanos=8 * 10**8),),
+        days=(
+            replace(day, at_s=int(TODAY_S) - 5 * 86_400, requests=5, usd_nanos=5 * 10**8),
+            day,
+            replace(day, key_id="k2", requests=1, tokens=5),
+        ),
     )
     limits = LimitSpec(
         tokens_per_minute=100,
@@ -119,7 +123,7 @@ def test_a_new_process_goes_on_where_the_ledger_ends() -> None:
 
 def test_a_past_of_a_month_that_is_over_does_not_count() -> None:
     clocks = Clocks()
-    limiter = clocks.limiter(Past(month=(Use(usd_nanos=10**9),), day=(Use(usd_nanos=10**9),)))
+    limiter = clocks.limiter(Past(days=(Use(usd_nanos=10**9),)))
     asyncio.run(limiter.start())
     clocks.turn(31 * 86_400)
     principal = key(LimitSpec(usd_per_month=1, usd_per_day=1))

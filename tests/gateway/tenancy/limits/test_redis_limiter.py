@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import redis
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.gateway.contract.errors.tree import RateLimitError, StorageError
 from outrider.gateway.settings.tree import SettingsError
-from outrider.gateway.tenancy.keys.amounts import LimitSpec
+from outrider.gateway.tenancy.keys.amounts import LimitName, LimitSpec
 from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.redis_limiter import RedisLimiter
 from outrider.gateway.tenancy.limits.redis_scripts import Scripts
@@ -498,14 +498,16 @@ async def test_nothing_is_kept_for_ever(redis_url: str) -> None:
 
     limiter = RedisLimiter.from_url(redis_url)
     await limiter.start()
-    full: dict[str, Any] = {name: 1000 for name in LimitSpec.model_fields if name != "models"}
-    principal = key(LimitSpec(**full))
+    full: dict[str, Any] = dict.fromkeys(get_args(LimitName), 1000)
+    principal = key(LimitSpec(**full, end_user=LimitSpec(**full)))
     one = await limiter.reserve(principal, want(tokens=10, usd_nanos=5))
+    await one.count_for("ann")
     await limiter.reserve(principal, want(tokens=10, usd_nanos=5))
     await one.settle(want(tokens=5, usd_nanos=1).by_tier)
     admin = redis.Redis.from_url(redis_url)
     names = admin.keys("*")
-    assert len(names) == 8  # leases, book, 2 minutes, 3 days, a month
+    # Leases and book; of key and end user 2 minutes, 3 days, week, month, 7 and 30 days; end users.
+    assert len(names) == 2 + 2 * 9 + 1
     assert all(name.startswith(b"outrider:limits:{key:k1}") for name in names)
     assert min(admin.ttl(name) for name in names) > 60
     admin.close()

@@ -1,0 +1,16 @@
+"""The end users of requests."""
+
+from typing import Final
+
+import sqlalchemy as sa
+from alembic import op
+
+revision: Final = "0005"
+down_revision: Final = "0004"
+branch_labels: Final = None
+depends_on: Final = None
+
+
+def upgrade() -> None:
+    """Add a column."""
+    op.add_column("ledger", sa.Column("end_user", sa.String(), nullable=False, server_default=""))

@@ -1,0 +1,1 @@
+"""Counters that take few bytes, and those of end users."""
