@@ -87,7 +87,12 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         status=status,
         pages=Pages(),
         dashboard=dashboard,
-        usage=UsageApi(parts.tenancy.database, parts.tenancy.ledger, siblings=parts.siblings),
+        usage=UsageApi(
+            parts.tenancy.database,
+            parts.tenancy.ledger,
+            end_user_form=parts.tenancy.end_user_form,
+            siblings=parts.siblings,
+        ),
         admin=AdminApi(
             keys,
             intake.read_small_body,

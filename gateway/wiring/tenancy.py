@@ -11,11 +11,11 @@ from outrider.gateway.storage.open import open_database
 from outrider.gateway.tenancy.keys.key_metrics import TenantMetrics
 from outrider.gateway.tenancy.keys.key_parts import build_key_parts
 from outrider.gateway.tenancy.ledger.book import Ledger, NullLedger
+from outrider.gateway.tenancy.ledger.end_users import end_user_form
 from outrider.gateway.tenancy.ledger.history import usage_history
 from outrider.gateway.tenancy.ledger.journal import journal_folder
 from outrider.gateway.tenancy.ledger.ledger_metrics import LedgerMetrics
 from outrider.gateway.tenancy.ledger.prices import PriceBook
-from outrider.gateway.tenancy.ledger.row import printable
 from outrider.gateway.tenancy.ledger.writer import JournaledLedger
 from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.limiter import Limiter
@@ -31,7 +31,6 @@ def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
     """Open the database and bring it up to date; blocks meanwhile. Raises SettingsError."""
     prices = PriceBook.from_settings(settings)
     database = open_database(settings)
-    is_hashed = settings.ledger.end_users == "hashed"
     limit_metrics = LimitMetrics(registry)
     keys = build_key_parts(settings, database, TenantMetrics(registry))
     if settings.sign_in.issuers:
@@ -41,7 +40,7 @@ def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
         limiter=_build_limiter(settings, database, limit_metrics),
         ledger=_build_ledger(settings, database, prices, registry),
         prices=prices,
-        end_user_form=keys.hasher.end_user_digest if is_hashed else printable,
+        end_user_form=end_user_form(settings.ledger, lambda: keys.hasher),
         database=database,
         audit=AuditLog(database),
         presence=_build_presence(settings, database, limit_metrics),

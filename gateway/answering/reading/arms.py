@@ -85,7 +85,7 @@ def assignment_of(
     subject = Subject(
         key_id=principal.key_id,
         team_id=principal.team_id or "",
-        user=choosing.user,
+        user=principal.end_user or choosing.user,
         conversation=conversation,
         request_id=context.request_id,
         model=choosing.model,

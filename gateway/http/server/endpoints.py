@@ -268,7 +268,7 @@ class AnswerEndpoints:
             if IDEMPOTENCY_KEY in request.headers:
                 principal = meter.principal
                 response = await self.idempotent.answer(
-                    request, body, make, owner=principal.key_id, tenant=principal.tenant
+                    request, body, make, owner=principal.owner, tenant=principal.tenant
                 )
             else:
                 response = await make()

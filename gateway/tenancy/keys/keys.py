@@ -179,6 +179,11 @@ class Principal:
         specs = (self.limits.end_user, self.team_limits.end_user)
         object.__setattr__(self, "has_end_user_limits", any(specs))
 
+    @property
+    def owner(self) -> str:
+        """Whose its stored answers are: the key's, or its verified end user's."""
+        return f"{self.key_id} {self.end_user}" if self.end_user else self.key_id
+
 
 ANONYMOUS: Final = Principal(
     key_id="anonymous",

@@ -66,7 +66,8 @@ class UsageFilter:
         words = {"tier": self.tier, "model": self.model, "end_user": self.end_user}
         parts.extend(ledger.c[name] == word for name, word in words.items() if word is not None)
         if self.only_charged:
-            parts.append((ledger.c.num_charged_tokens > 0) | (ledger.c.kind == "cached"))
+            is_charged = (ledger.c.num_charged_tokens > 0) | (ledger.c.charge_nanos > 0)
+            parts.append(is_charged | (ledger.c.kind == "cached"))
         return and_(True, *parts)
 
 
@@ -139,7 +140,7 @@ def total_usage(connection: Connection, wanted: UsageFilter) -> UsageTotals:
 
 def savings(connection: Connection, wanted: UsageFilter) -> Savings | None:
     """Compare with one tier that answers everything; None where its price is unknown."""
-    books = _price_books(connection)
+    books = price_books(connection)
     lengths = set[int]().union(*(b.prompt_thresholds(b.strong_tier) for b in books.values()))
     cost = always = 0
     tier: str | None = None
@@ -236,7 +237,8 @@ def _delivered_query(wanted: UsageFilter, lengths: Sequence[int]) -> Any:
     )
 
 
-def _price_books(connection: Connection) -> dict[str, PriceBook]:
+def price_books(connection: Connection) -> dict[str, PriceBook]:
+    """Return the prices of each version that the ledger has had."""
     rows = connection.execute(select(price_versions.c.version, price_versions.c.document))
     return {version: PriceBook.from_document(document.encode()) for version, document in rows}
 

@@ -22,6 +22,7 @@ from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.ledger.book import Ledger
 from outrider.gateway.tenancy.ledger.dimensions import Dimension
 from outrider.gateway.tenancy.ledger.queries import UsageFilter
+from outrider.gateway.tenancy.ledger.row import printable
 from outrider.gateway.tenancy.ledger.timestamps import PATTERN, parse_time
 from outrider.gateway.tenancy.ledger.usage_report import UsageQuestion, UsageReport, usage_report
 from outrider.gateway.workers.siblings import Siblings
@@ -53,6 +54,7 @@ _PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "team": ("Only this team's, by its id.", _WORD),
     "tier": ("Only rows of this tier.", _WORD),
     "model": ("Only requests for this model.", _WORD),
+    "end_user": ("Only this end user's, by its id.", _WORD),
     "limit": (
         "Groups at most.",
         {"type": "integer", "minimum": 1, "maximum": _MAX_GROUPS, "default": _MAX_GROUPS},
@@ -94,15 +96,19 @@ class UsageApi:
         ledger: Ledger,
         *,
         wall_clock: Callable[[], float] = time.time,
+        end_user_form: Callable[[str], str] = printable,
         siblings: Siblings | None = None,
     ) -> None:
         """Store the arguments. Without a database no usage is recorded or reported.
+
+        `end_user_form`: returns the form in which the ledger keeps an end user's id.
 
         `siblings`: this gateway's other processes, which store their rows too before a report.
         """
         self._database = database
         self._ledger = ledger
         self._wall_clock = wall_clock
+        self._end_user_form = end_user_form
         self._siblings = siblings
         self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
 
@@ -113,7 +119,9 @@ class UsageApi:
 
         Raises BadRequestError, PermissionDeniedError, NotFoundError, StorageError.
         """
-        question = read_question(dict(request.query_params), principal, self._wall_clock())
+        question = read_question(
+            dict(request.query_params), principal, self._wall_clock(), self._end_user_form
+        )
         if self._database is None:
             raise NotFoundError(
                 "This gateway has no ledger; the operator can enable it with database_url.",
@@ -135,7 +143,12 @@ class UsageApi:
             await asyncio.wait_for(self._ledger.flush(), _FLUSH_TIMEOUT_S)
 
 
-def read_question(parameters: dict[str, str], principal: Principal, now_s: float) -> UsageQuestion:
+def read_question(
+    parameters: dict[str, str],
+    principal: Principal,
+    now_s: float,
+    end_user_form: Callable[[str], str],
+) -> UsageQuestion:
     """Return the query string's question, as far as `principal` may ask it.
 
     Raises BadRequestError, PermissionDeniedError.
@@ -152,6 +165,11 @@ def read_question(parameters: dict[str, str], principal: Principal, now_s: float
     is_admin = principal.scopes.is_admin
     if not is_admin and key not in (None, principal.key_id):
         raise PermissionDeniedError("This key may read its own usage only.", param="key")
+    end_user = parameters.get("end_user")
+    if not is_admin and principal.end_user:
+        if end_user not in (None, principal.end_user):
+            raise PermissionDeniedError("You may read your own usage only.", param="end_user")
+        end_user = principal.end_user
     sees_tiers = principal.scopes.shown() != "nothing"
     by = _dimension(parameters.get("by", "tier" if sees_tiers else "day"))
     for name in () if sees_tiers else _OF_TIERS & {by, *parameters}:
@@ -167,6 +185,7 @@ def read_question(parameters: dict[str, str], principal: Principal, now_s: float
             team_ids=(parameters["team"],) if "team" in parameters else None,
             tier=parameters.get("tier"),
             model=parameters.get("model"),
+            end_user=None if end_user is None else end_user_form(end_user),
             only_charged=not is_admin,
         ),
         limit=_limit(parameters.get("limit")),

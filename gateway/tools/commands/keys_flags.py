@@ -30,15 +30,32 @@ class NewFlags:
         int | None, typer.Option(min=0, help="Requests at the same time.")
     ] = None
     usd_per_day: Annotated[float | None, typer.Option(min=0, help="Charges in a UTC day.")] = None
+    usd_per_week: Annotated[
+        float | None, typer.Option(min=0, help="Charges in a UTC week, from Monday on.")
+    ] = None
     usd_per_month: Annotated[float | None, typer.Option(min=0, help="Charges in a UTC month.")] = (
         None
     )
+    usd_per_7_days: Annotated[
+        float | None, typer.Option(min=0, help="Charges today and in the 6 days before, UTC.")
+    ] = None
+    usd_per_30_days: Annotated[
+        float | None, typer.Option(min=0, help="Charges today and in the 29 days before, UTC.")
+    ] = None
     model_limits: Annotated[
         list[str] | None,
         typer.Option(
             "--model-limit",
             metavar="TIER:LIMIT=N",
             help="A further limit of one tier, such as large:tokens_per_minute=10000; repeatable.",
+        ),
+    ] = None
+    end_user_limits: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--end-user-limit",
+            metavar="LIMIT=N",
+            help="A limit of each end user, such as usd_per_day=0.5; repeatable.",
         ),
     ] = None
     labels: Annotated[
@@ -54,6 +71,7 @@ class NewFlags:
         limits = asdict(self)
         labels, weight = labels_of(limits.pop("labels") or []), limits.pop("weight")
         limits["models"] = model_limits_of(limits.pop("model_limits") or [])
+        limits["end_user"] = _amounts(limits.pop("end_user_limits"), "--end-user-limit") or None
         return {"limits": limits, "labels": labels, "weight": weight}
 
 
@@ -121,6 +139,14 @@ class ChangeFlags:
             help="A limit of one tier to set or delete; repeatable.",
         ),
     ] = None
+    end_user_limits: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--end-user-limit",
+            metavar="LIMIT=N|none",
+            help="A limit of each end user to set or delete; repeatable.",
+        ),
+    ] = None
     labels: Annotated[
         list[str] | None,
         typer.Option(
@@ -140,7 +166,9 @@ class ChangeFlags:
     def patches(self) -> dict[str, Any]:
         """Return the changes of limits and labels, as the body of a PATCH has them."""
         patch: dict[str, Any] = {}
-        own = {name: _amount(name, text) for name, text in _pairs(self.limits, "--limit")}
+        own = _amounts(self.limits, "--limit")
+        if theirs := _amounts(self.end_user_limits, "--end-user-limit"):
+            own["end_user"] = theirs
         for path, text in _pairs(self.model_limits, "--model-limit"):
             tier, _, name = path.rpartition(":")
             if not tier:
@@ -180,6 +208,11 @@ def _pairs(texts: list[str] | None, flag: str) -> Iterator[tuple[str, str]]:
         if not (name and equals and value):
             raise SettingsError(f"{flag} {text}: write it as NAME=VALUE, or NAME=none to delete it")
         yield name, value
+
+
+def _amounts(texts: list[str] | None, flag: str) -> dict[str, Any]:
+    """Parse `LIMIT=N` texts, where N may be `none`. Raises SettingsError for any other form."""
+    return {name: _amount(name, text) for name, text in _pairs(texts, flag)}
 
 
 def _amount(name: str, text: str) -> Any:

@@ -13,6 +13,7 @@ from outrider.gateway.tenancy.keys.key_store import ShownKey
 from outrider.gateway.tenancy.keys.records import KeyRecord, TeamRecord
 from outrider.gateway.tenancy.keys.timestamps import date_text
 
+_NESTED = ("models", "end_user")
 _STYLES = {"active": "green", "expired": "yellow", "revoked": "red"}
 
 
@@ -92,10 +93,12 @@ def _may(key: KeyRecord) -> str:
 
 
 def _limits(limits: Mapping[str, Any]) -> str:
-    plain = {name.replace("_per_", "/"): n for name, n in limits.items() if name != "models"}
+    plain = {name.replace("_per_", "/"): n for name, n in limits.items() if name not in _NESTED}
     parts = [f"{name} {number:,}" for name, number in plain.items()]
     for model, own in limits.get("models", {}).items():
         parts.append(f"{visible(model)}: {_limits(own)}")
+    if limits.get("end_user"):
+        parts.append(f"each end user: {_limits(limits['end_user'])}")
     return "\n".join(parts) or "-"
 
 

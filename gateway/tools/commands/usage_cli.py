@@ -1,25 +1,23 @@
-"""`outrider usage`: usage, costs, charges and savings."""
+"""`outrider usage`: usage, costs, charges and savings; `outrider usage export` in its module."""
 
-import csv
-import io
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
 
 from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.tenancy.ledger.dimensions import Dimension
-from outrider.gateway.tenancy.ledger.timestamps import FORMS, parse_time
-from outrider.gateway.tools.commands.csv_cells import tame
+from outrider.gateway.tools.commands.csv_cells import csv_line
 from outrider.gateway.tools.commands.database_cli import AsJson, DatabaseFlags
 from outrider.gateway.tools.commands.flags import takes_flags
+from outrider.gateway.tools.commands.usage_export import EXPORT_HELP, export
+from outrider.gateway.tools.commands.usage_rows import RowFlags
 from outrider.gateway.tools.commands.user_errors import user_errors
 
 if TYPE_CHECKING:
-    from outrider.gateway.storage.database import Database
     from outrider.gateway.tenancy.ledger.usage_report import (
         SavingsReport,
         UsageGroup,
@@ -27,7 +25,8 @@ if TYPE_CHECKING:
         UsageSums,
     )
 
-app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+app = typer.Typer(name="usage", rich_markup_mode="rich", add_completion=False)
+app.command("export", help=EXPORT_HELP)(export)
 
 USAGE_HELP: Final = """
 Show usage, its cost and the clients' charges.
@@ -42,6 +41,8 @@ Show usage, its cost and the clients' charges.
 
   outrider usage --by kind --tier small --json
 
+  outrider usage --by end_user --key my-app
+
 Rows are in the database a second or so after an answer has ended. Times are UTC.
 """
 
@@ -53,42 +54,28 @@ _MAX_GROUPS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFlags:
-    """What is counted, and how it is printed."""
+    """How rows are summed and printed."""
 
     by: Annotated[Dimension, typer.Option(help="Group by this.")] = "tier"
-    since: Annotated[str | None, typer.Option(help=f"Start: {FORMS}.")] = None
-    until: Annotated[str | None, typer.Option(help="End, in the same forms.")] = None
-    key: Annotated[str | None, typer.Option(help="Only this key: its name or id.")] = None
-    team: Annotated[str | None, typer.Option(help="Only this team: its name or id.")] = None
-    tier: Annotated[str | None, typer.Option(help="Only this tier.")] = None
-    model: Annotated[str | None, typer.Option(help="Only requests for this model.")] = None
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets.")] = False
     as_json: AsJson = False
 
 
-@app.command("usage", help=USAGE_HELP)
+@app.callback(invoke_without_command=True, help=USAGE_HELP)
 @takes_flags
-def usage(flags: UsageFlags, opened: DatabaseFlags) -> None:
+def usage(context: typer.Context, flags: UsageFlags, rows: RowFlags, opened: DatabaseFlags) -> None:
     """Show usage; the help is `USAGE_HELP`."""
+    if context.invoked_subcommand is not None:
+        return
     # Databases take half a second to import, which other commands need not wait for.
-    from outrider.gateway.tenancy.ledger.queries import UsageFilter
     from outrider.gateway.tenancy.ledger.usage_report import UsageQuestion, usage_report
 
     with user_errors(usage=(SettingsError,)):
         if flags.as_csv and flags.as_json:
             raise SettingsError("--csv and --json exclude each other: choose one")
-        now_s = time.time()
-        since_s = _moment("since", flags.since, now_s)
-        until_s = _moment("until", flags.until, now_s)
-    with opened.opened(kept="ledger") as (_, database):
-        wanted = UsageFilter(
-            since_s=since_s,
-            until_s=until_s,
-            key_ids=_ids(database, "key", flags.key),
-            team_ids=_ids(database, "team", flags.team),
-            tier=flags.tier,
-            model=flags.model,
-        )
+        bounds = rows.bounds(time.time())
+    with opened.opened(kept="ledger") as (settings, database):
+        wanted = rows.filter(settings, database, bounds)
         question = UsageQuestion(by=flags.by, wanted=wanted, limit=_MAX_GROUPS, with_costs=True)
         report = usage_report(database, question)
     if flags.as_json:
@@ -169,15 +156,12 @@ def _as_csv(report: "UsageReport") -> str:
     """A header, then a line for each group; no totals, which a spreadsheet makes itself."""
     from outrider.gateway.tenancy.ledger.usage_report import UsageSums
 
-    text = io.StringIO()
-    fields = [report.by, "name", *UsageSums.__struct_fields__]
-    writer = csv.DictWriter(text, fields, lineterminator="\n")
-    writer.writeheader()
+    fields = UsageSums.__struct_fields__
+    lines = [csv_line((report.by, "name", *fields))]
     for group in report.data:
-        cells: dict[str, Any] = msgspec.structs.asdict(group)
-        cells[report.by] = cells.pop("group")
-        writer.writerow({name: tame(cell) for name, cell in cells.items()})
-    return text.getvalue()
+        sums = (getattr(group, field) for field in fields)
+        lines.append(csv_line((group.group, group.name, *sums)))
+    return "".join(lines)
 
 
 def _title(group: "UsageGroup") -> str:
@@ -189,21 +173,3 @@ def _title(group: "UsageGroup") -> str:
 def _usd(amount: float) -> str:
     """Cents for sums one pays, enough digits for a single token."""
     return f"${amount:,.2f}" if amount >= 100 or not amount else f"${amount:,.4g}"
-
-
-def _ids(database: "Database", by: Literal["key", "team"], word: str | None) -> list[str] | None:
-    from outrider.gateway.tenancy.ledger.queries import ids_of
-
-    if word is None:
-        return None
-    if by == "key" and word.startswith("or-"):
-        word = word[3:11]  # the id in a key, so that a prefix will do
-    with database.read() as connection:
-        return ids_of(connection, by, word)
-
-
-def _moment(name: str, text: str | None, now_s: float) -> float | None:
-    try:
-        return None if text is None else parse_time(text, now_s)
-    except ValueError as error:
-        raise SettingsError(f"--{name}: {error}") from None

@@ -62,7 +62,7 @@ def response_key(principal: Principal, response_id: str) -> bytes | None:
     """
     if len(response_id) != _ID_CHARS or not response_id.isascii():
         return None
-    name = _encode((principal.tenant, principal.key_id, response_id))
+    name = _encode((principal.tenant, principal.owner, response_id))
     owner = owner_of(principal.tenant)
     return f"{{{owner}}}:{hashlib.blake2b(name, digest_size=32).hexdigest()}".encode()
 

@@ -464,6 +464,18 @@ def test_images_take_their_price_from_a_budget(keyed: Any, far: Far) -> None:
         assert [row["cost_nanos"] for row in rows] == [40_000_000] * 2
 
 
+def test_an_end_users_budget_holds_for_images_and_sounds(keyed: Any, far: Far) -> None:
+    far.answer = lambda path: (200, "application/json", SOUND if "audio" in path else IMAGE)
+    prices = {"price": {"image": 0.04, "audio_minute": 0.07}, "bounds": {"audio_seconds": 60}}
+    with keyed(LimitSpec(end_user=LimitSpec(usd_per_day=0.10)), **prices) as made:
+        asked = [draw(made, n=2, user=name) for name in ("ann", "ann", "bob")]
+        assert asked == [200, 429, 200]
+        assert [hear(made, user=name) for name in ("ann", "cora")] == [429, 200]
+        assert [row["end_user"] for row in made.rows(3)] == ["ann", "bob", "cora"]
+    with keyed(LimitSpec(end_user=LimitSpec(usd_per_day=0.10))) as made:
+        assert draw(made, user="ann") == 403  # nobody has said what an image costs
+
+
 @pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "fields", [{"num_images": 3}, {"n": 2, "samples": 2}, {"n": "1", "batch_size": 1, "n_iter": 3}]

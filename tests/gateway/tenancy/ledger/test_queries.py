@@ -214,6 +214,40 @@ def test_history_counts_what_was_charged(database: Database) -> None:
     assert sum(part.usd_nanos for part in everything) == 56
 
 
+def test_history_has_the_end_users_whom_limits_count(database: Database) -> None:
+    limits = '{"end_user":{"usd_per_day":1.0}}'
+    owned = {"weight": 1.0, "labels": "{}", "created_at": NOON}
+    key = {"name": "app", "hash": "", "hashed_with": "", "is_admin": False, **owned}
+    with database.write() as connection:
+        connection.execute(teams.insert(), [{"id": "t", "name": "T", "limits": limits, **owned}])
+        connection.execute(keys.insert(), [{"id": "k", "limits": limits, **key}])
+        connection.execute(keys.insert(), [{"id": "free", "limits": "{}", **key}])
+    yesterday_s, long_ago_s = NOON - DAY_S, NOON - 40 * DAY_S
+    store(
+        database,
+        [
+            row(1, key_id="k", end_user="ann", ended_at=NOON - 3600, charge_nanos=1),
+            row(2, key_id="k", end_user="ann", ended_at=NOON - 3600, tier="large", charge_nanos=2),
+            row(3, key_id="k", end_user="ann", ended_at=yesterday_s, charge_nanos=4),
+            row(4, key_id="k", end_user="ann", ended_at=long_ago_s, charge_nanos=8),
+            row(5, key_id="k", ended_at=yesterday_s, charge_nanos=16),
+            row(6, key_id="free", end_user="bob", ended_at=yesterday_s, charge_nanos=32),
+            row(7, key_id="other", team_id="t", end_user="bob", ended_at=NOON - 9, charge_nanos=64),
+        ],
+    )
+    history = asyncio.run(usage_history(database, NOON))
+    midnight_s = int(NOON - DAY_S / 2)
+    found = {(u.at_s, u.key_id, u.end_user, u.usd_nanos) for u in history.end_user_days}
+    assert found == {
+        (midnight_s, "k", "ann", 3),
+        (midnight_s - DAY_S, "k", "ann", 4),
+        (midnight_s - DAY_S, "k", "", 16),
+        (midnight_s, "other", "bob", 64),
+    }
+    assert [(u.key_id, u.end_user) for u in history.minute] == [("other", "bob")]
+    assert sum(used.usd_nanos for used in history.days) == 1 + 2 + 4 + 16 + 32 + 64
+
+
 def test_rows_of_a_clock_that_was_ahead_count_on_their_own_day(database: Database) -> None:
     """A wall clock an hour, a day or years ahead is set right, and the gateway started again."""
     ahead_s = (0.0, 30.0, 3600.0, DAY_S, 40 * DAY_S, 4000 * DAY_S)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from starlette.requests import Request
 from typer.testing import CliRunner
 
@@ -28,7 +27,7 @@ from outrider.gateway.tenancy.ledger.row import LedgerRow
 from outrider.gateway.tenancy.ledger.storing import RowStore
 from outrider.gateway.tenancy.ledger.usage_api import USAGE_OPERATION, UsageApi
 from outrider.gateway.tenancy.ledger.usage_report import UsageReport
-from outrider.gateway.tools.commands.usage_cli import USAGE_HELP, usage
+from outrider.gateway.tools.commands.usage_cli import app
 from tests.gateway.answers import read_answer
 from tests.gateway.tenancy.ledger.ledgers import NOON, FrailDatabase, make_ledger, row
 from tests.gateway.tenancy.ledger.rows import DAY_S, PRICES, some_rows, store
@@ -166,7 +165,8 @@ def test_without_a_ledger_nothing_can_be_said() -> None:
 
 def test_the_operation_names_its_parameters() -> None:
     parameters = {parameter["name"] for parameter in USAGE_OPERATION["parameters"]}
-    assert parameters == {"by", "since", "until", "key", "team", "tier", "model", "limit"}
+    chosen = {"key", "team", "tier", "model", "end_user"}
+    assert parameters == {"by", "since", "until", "limit", *chosen}
     assert {*USAGE_OPERATION["responses"]} == {"200", "400", "401", "403", "404", "503"}
 
 
@@ -174,8 +174,6 @@ def test_the_operation_names_its_parameters() -> None:
 
 
 def run(database: Database, *arguments: str) -> tuple[int, str]:
-    app = typer.Typer()
-    app.command("usage", help=USAGE_HELP)(usage)
     url = database.engine.url.render_as_string(hide_password=False)
     # Wide, so that no cell of a table is cut.
     environ = {"COLUMNS": "200", "OUTRIDER_DATABASE_URL": url}

@@ -46,6 +46,8 @@ def test_a_key_with_everything(keys: Invoke, url: str) -> None:
             *("create", "--name", "app", "--team", "t", "--requests-per-minute", 1),
             *("--tokens-per-minute", 2, "--requests-per-day", 3, "--tokens-per-day", 4),
             *("--concurrent-requests", 5, "--usd-per-day", 0.25, "--usd-per-month", 7),
+            *("--usd-per-week", 3, "--usd-per-7-days", 2, "--usd-per-30-days", 6),
+            *("--end-user-limit", "usd_per_day=0.5", "--end-user-limit", "tokens_per_minute=9"),
             *(
                 "--model-limit",
                 "large:tokens_per_minute=10",
@@ -67,7 +69,11 @@ def test_a_key_with_everything(keys: Invoke, url: str) -> None:
         "tokens_per_day": 4,
         "concurrent_requests": 5,
         "usd_per_day": 0.25,
+        "usd_per_week": 3.0,
         "usd_per_month": 7.0,
+        "usd_per_7_days": 2.0,
+        "usd_per_30_days": 6.0,
+        "end_user": {"usd_per_day": 0.5, "tokens_per_minute": 9},
         "models": {
             "large": {"tokens_per_minute": 10, "usd_per_day": 1.5},
             "cloud": {"requests_per_day": 0},
