@@ -1,4 +1,4 @@
-"""An API product in one script: a team, its key, an alias, the response cache, and the bill.
+"""An API product in one script: a team, its key and end users, an alias, a cache, and the bill.
 
     outrider keys create --name admin --admin                  # shows the administrator's key once
     outrider serve --config examples/api_product/outrider.toml
@@ -32,6 +32,13 @@ def post(http: httpx.Client, path: str, **fields: Any) -> dict[str, Any]:
     return made
 
 
+def usage(http: httpx.Client, key: dict[str, str], by: str) -> list[dict[str, Any]]:
+    """Return the usage of a key."""
+    rows: list[dict[str, Any]]
+    rows = http.get("/v1/usage", params={"by": by}, headers=key).json()["data"]
+    return rows
+
+
 def main() -> None:
     """Set a customer up, be the customer, write the bill."""
     name = f"customer-{time.time_ns():x}"
@@ -43,7 +50,7 @@ def main() -> None:
             name=f"{name}-app",
             team=name,
             models=["assistant"],  # the alias, and none of what is behind it
-            limits={"requests_per_minute": 60},
+            limits={"requests_per_minute": 60, "end_user": {"requests_per_day": 2}},
         )["key"]
         mine = {"authorization": f"Bearer {key}"}
         while http.get("/v1/models", headers=mine).status_code == 401:
@@ -61,16 +68,23 @@ def main() -> None:
             ask(model="large", messages=question)
         except openai.PermissionDeniedError as refused:
             say("another model", refused.code)
+        for person in ("ann", "ann", "ann", "bob"):
+            try:
+                ask(model="assistant", messages=question, safety_identifier=person)
+                say(person, "answered")
+            except openai.RateLimitError as full:
+                say(person, full.message)
         client.close()
 
         deadline_s = time.monotonic() + 30
         while time.monotonic() < deadline_s:  # the ledger is written in batches
-            rows = http.get("/v1/usage", params={"by": "kind"}, headers=mine).json()["data"]
-            if "cached" in {row["group"] for row in rows}:
+            rows = [*usage(http, mine, "kind"), *usage(http, mine, "end_user")]
+            if {"cached", "answer", "ann", "bob"} <= {row["group"] for row in rows}:
                 break
             time.sleep(0.05)
         for row in rows:
-            say("bill", row["group"], row["requests"], f"{row['charge_usd']:.9f} USD")
+            name = row["group"] or "nobody"
+            say("bill", name, row["requests"], f"{row['charge_usd']:.9f} USD")
 
 
 if __name__ == "__main__":

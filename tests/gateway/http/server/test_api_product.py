@@ -40,12 +40,21 @@ def test_the_script_runs_with_its_settings(open_world: OpenWorld, tmp_path: Path
         )
         assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[:4] == [
+    assert lines[:8] == [
         "models: ['assistant']",
         f"answer: miss {LOCAL_TEXT!r}",
         f"answer: hit {LOCAL_TEXT!r}",
         "another model: model_not_allowed",
+        "ann: answered",
+        "ann: answered",
+        lines[6],
+        "bob: answered",
     ]
+    assert "The end user's limit requests_per_day is 2 requests" in lines[6]
     bill = dict(re.findall(r"bill: (\w+) \d+ (\d+\.\d+) USD", done.stdout))
     assert float(bill["answer"]) > 0
     assert float(bill["cached"]) == 0
+    assert float(bill["ann"]) > float(bill["bob"]) > 0
+    assert float(bill["answer"]) == pytest.approx(
+        sum(float(bill[n]) for n in ("ann", "bob", "nobody"))
+    )
