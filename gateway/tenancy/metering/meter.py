@@ -117,6 +117,12 @@ class RequestMeter:
         """Count the request, before its body is read. Raises RateLimitError or BudgetError."""
         if self.principal.is_limited:
             self._usage = await reserve_request(self.tenancy, self.principal, self.endpoint)
+        if self.principal.end_user:
+            try:
+                await self.count_for("")
+            except GatewayError:
+                await self.end_unless_ended()
+                raise
 
     async def count_for(self, end_user: str) -> None:
         """Count the request for its end user, too; empty: it names none.

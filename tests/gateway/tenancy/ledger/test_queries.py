@@ -242,7 +242,7 @@ def test_history_has_the_end_users_whom_limits_count(database: Database) -> None
         (midnight_s, "k", "ann", 3),
         (midnight_s - DAY_S, "k", "ann", 4),
         (midnight_s - DAY_S, "k", "", 16),
-        (midnight_s, "other", "bob", 64),
+        (midnight_s, "", "bob", 64),  # of its team: the key does not limit its end users
     }
     assert [(u.key_id, u.end_user) for u in history.minute] == [("other", "bob")]
     assert sum(used.usd_nanos for used in history.days) == 1 + 2 + 4 + 16 + 32 + 64

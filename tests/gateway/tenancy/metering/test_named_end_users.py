@@ -153,13 +153,15 @@ async def test_a_verified_end_user_cannot_name_another() -> None:
     await first.enter()
     await first.count_for("somebody else")
     assert first.end_user == "ann"
-    second = meter_of(replace(ann, scopes=KEY.scopes), tenancy)
-    await second.enter()
+    again = meter_of(replace(ann, scopes=KEY.scopes), tenancy)
     with pytest.raises(RateLimitError, match="end user's limit"):
-        await second.count_for("a third one")
+        await again.enter()
     bob = meter_of(_HASHER.for_end_user(KEY, "bob"), tenancy)
     await bob.enter()
     await bob.count_for("ann")
+    assert bob.headers["x-ratelimit-remaining-requests"] == "0"
+    key = await tenancy.limiter.reserve(KEY, want())
+    assert [state.remaining for state in key.states] == [97]  # the refused one did not count
 
 
 def test_only_verified_end_users_have_caches_of_their_own() -> None:
