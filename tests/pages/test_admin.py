@@ -16,6 +16,7 @@ from tests.databases import with_tables
 from tests.gateway.conftest import running
 from tests.gateway.http.edge.gateways import whole_gateway
 from tests.gateway.hybrid import World, hybrid
+from tests.gateway.waiting import wait_for
 from tests.pages.conftest import PHONE, NewPage
 
 MAX_PAGE_BYTES = 80_000
@@ -177,6 +178,11 @@ def test_limits_of_one_tier_and_scopes_are_changed_and_taken_back(world: World, 
     button(desk, "Save limits").click()
     expect(desk.get_by_text("Saved.")).to_be_visible()
     assert now()["limits"] == {"tokens_per_day": 900, "models": {"cloud": {"usd_per_month": 12}}}
+    control(desk, "limits of").select_option("each end user")
+    control(desk, "USD in 7 days").fill("3")
+    button(desk, "Save limits").click()
+    expect(desk.get_by_text("Saved.")).to_be_visible()
+    wait_for(lambda: now()["limits"].get("end_user") == {"usd_per_7_days": 3})
     control(desk, "models").fill("auto, cloud")
     control(desk, "may administrate").check()
     control(desk, "answers reveal").select_option("nothing")

@@ -5,7 +5,8 @@ const MOST_SHOWN = 500;  // teams, adapters and the like come all at once
 const LIMITS = [
   ["requests_per_minute", "requests a minute"], ["tokens_per_minute", "tokens a minute"],
   ["requests_per_day", "requests a day"], ["tokens_per_day", "tokens a day"],
-  ["concurrent_requests", "requests at once"], ["usd_per_day", "USD a day"], ["usd_per_month", "USD a month"],
+  ["concurrent_requests", "requests at once"], ["usd_per_day", "USD a day"], ["usd_per_week", "USD a week"],
+  ["usd_per_month", "USD a month"], ["usd_per_7_days", "USD in 7 days"], ["usd_per_30_days", "USD in 30 days"],
 ];
 const REVEALS = [["", "as the alias says"], ["nothing", "nothing but the answer"], ["tiers", "tiers"], ["costs", "tiers and costs"]];
 const starts = [];  // the key before each page of the list, of those before the present one
@@ -16,7 +17,8 @@ function limitsText(limits) {
   const own = LIMITS.filter(([name]) => isNumber(limits[name])).map(([name, text]) =>
     name.startsWith("usd") ? `$${limits[name]} ${text.slice(4)}` : `${limits[name].toLocaleString("en")} ${text}`);
   const byTier = Object.entries(limits.models ?? {}).map(([tier, inner]) => `${tier}: ${limitsText(inner)}`);
-  return [...own, ...byTier].join(", ") || "none";
+  const byUser = limits.end_user ? [`each end user: ${limitsText(limits.end_user)}`] : [];
+  return [...own, ...byTier, ...byUser].join(", ") || "none";
 }
 
 function scopesText(one) {
@@ -79,16 +81,18 @@ function keyFields(one) {
 
 const limitFields = (limits, path) => LIMITS.map(([name, label]) => ({ path: [...path, name], label, kind: "number", value: limits?.[name] }));
 
-// The limits of a key or team at `path`, of all tiers together or of one.
+// The limits of a key or team at `path`, of all tiers together, of one, or of each end user.
 async function limitsForm(path, limits, changed) {
   const tiers = (await call("/admin/tiers")).data.map((tier) => tier.name);
   const names = [...new Set([...tiers, ...Object.keys(limits.models ?? {})])];
   const choice = makeField({ path: [], label: "limits of", kind: "choice",
-    options: [["", "all tiers together"], ...names.map((name) => [name, name])] });
+    options: [["", "all tiers together"], ["end_user", "each end user"], ...names.map((name) => [`tier ${name}`, name])] });
   let form;
   const draw = () => {
-    const tier = choice.control.value, inner = tier ? limits.models?.[tier] : limits;
-    const next = makeForm("Save limits", limitFields(inner, tier ? ["limits", "models", tier] : ["limits"]), async (body) => {
+    const of = choice.control.value, tier = of.startsWith("tier ") ? of.slice(5) : "";
+    const at = tier ? ["models", tier] : of ? [of] : [];
+    const inner = at.reduce((found, name) => found?.[name], limits);
+    const next = makeForm("Save limits", limitFields(inner, ["limits", ...at]), async (body) => {
       ({ limits } = await call(path, "PATCH", body));
       return changed("Saved.");
     });
