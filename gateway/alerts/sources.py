@@ -20,7 +20,11 @@ from outrider.router.guard import RouteGuard
 _EVERY_S: Final = 1.0
 _IDLE_TIMES: Final = 50.0
 """So many times as long as reading the ledger took, it is left alone: it takes 2 % of the time."""
-_STAMPS: Final = {"day": "%Y-%m-%d", "month": "%Y-%m"}
+_STAMPS: Final = {
+    **{"day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"},
+    **{"7_days": "%Y-%m-%d", "30_days": "%Y-%m-%d"},
+}
+"""How the periods that are watched are named, each day anew where they roll on."""
 _UNITS: Final = frozenset({"tokens", "usd_nanos"})
 
 Sums = Mapping[tuple[str, str, str | None, str, str], int]
