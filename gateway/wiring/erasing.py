@@ -6,13 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Table, select, update
+from sqlalchemy import ColumnElement, Table, select, update
 
 from outrider.gateway.audit.erasing import ERASED, ErasableStore, Subject
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.storage import tables
 from outrider.gateway.storage.database import Database
 from outrider.gateway.telemetry.capture_erasing import erase_captured
+from outrider.gateway.tenancy.keys.key_parts import key_hasher
+from outrider.gateway.tenancy.ledger.row import printable
 
 _ROWS_AT_ONCE = 2000
 _TIMEOUT_S = 10.0
@@ -20,7 +22,8 @@ _TIMEOUT_S = 10.0
 
 def erasable_stores(settings: Settings, database: Database) -> Iterator[ErasableStore]:
     """Yield every store that outlives a gateway. Raises SettingsError."""
-    yield ErasableStore(name="ledger rows", erase=partial(_erase_ledger, database))
+    erase_ledger = partial(_erase_ledger, settings, database)
+    yield ErasableStore(name="ledger rows", erase=erase_ledger, has_end_users=True)
     yield ErasableStore(name="feedback", erase=partial(_erase_feedback, database))
     yield ErasableStore(name="audit details", erase=partial(_erase_audit, database))
     erase = partial(_erase_batches, settings, database)
@@ -37,11 +40,18 @@ def erasable_stores(settings: Settings, database: Database) -> Iterator[Erasable
         yield ErasableStore(name="keys and values", erase=partial(_erase_extents, settings))
 
 
-def _erase_ledger(database: Database, subject: Subject) -> int:
-    """Take the identity out of a tenant's rows; what was used and paid stays."""
+def _erase_ledger(settings: Settings, database: Database, subject: Subject) -> int:
+    """Take the identity out of the rows; what was used and paid stays."""
     ledger = tables.ledger
-    is_own = ledger.c.key_id.in_(subject.key_ids) | (ledger.c.team_id == subject.tenant)
-    values = {"key_id": ERASED, "team_id": None, "client_request_id": ""}
+    is_own: ColumnElement[bool] = ledger.c.key_id.in_(subject.key_ids)
+    is_own |= ledger.c.team_id == subject.tenant
+    values: dict[str, Any] = {"end_user": "", "client_request_id": ""}
+    if subject.end_user is None:
+        values |= {"key_id": ERASED, "team_id": None}
+    else:  # in either form: the setting may have been changed
+        digest = key_hasher(settings, database).end_user_digest(subject.end_user)
+        is_theirs = ledger.c.end_user.in_([printable(subject.end_user), digest])
+        is_own = is_theirs if subject.tenant is None else is_theirs & is_own
     return _erase_rows(database, ledger, is_own, ledger.c.row_id, values)
 
 

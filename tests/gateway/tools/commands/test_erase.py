@@ -110,9 +110,10 @@ def test_nothing_of_a_tenant_is_left_on_disk_and_in_the_database(
     with closing(Database(url)) as database:
         team_id = key_store(load_settings(), database).find_team(f"{CANARY}-team").team_id
         rows = [
-            row(1, key_id=key_id, team_id=team_id, client_request_id=CANARY, charge_nanos=500),
+            row(1, key_id=key_id, team_id=team_id, client_request_id=CANARY, charge_nanos=500,
+                end_user=CANARY),
             row(2, key_id=other_id, client_request_id="theirs", charge_nanos=7),
-        ]
+        ]  # fmt: skip
         store(database, rows)
         with database.write() as connection:
             connection.execute(insert(tables.feedback).values(feedback_of(key_id, "r")))
@@ -146,7 +147,7 @@ def test_nothing_of_a_tenant_is_left_on_disk_and_in_the_database(
 
 
 def test_an_end_user_is_erased_beside_others_of_the_tenant(
-    outrider: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outrider: Invoke, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key_id = json.loads(outrider("keys create --name app --json").stdout)["id"]
     texts = tmp_path / "texts"
@@ -157,9 +158,21 @@ def test_an_end_user_is_erased_beside_others_of_the_tenant(
         exchange(key_id, "three", user="bob"),
     )
     monkeypatch.setenv("OUTRIDER_TELEMETRY__CAPTURE__FOLDER", str(texts))
+    with closing(Database(url)) as database:
+        digest = key_store(load_settings(), database).hasher.end_user_digest(CANARY)
+        who = (CANARY, digest, "bob")  # before the setting was changed, and after
+        mine = [row(i, key_id=key_id, end_user=name) for i, name in enumerate(who)]
+        store(database, [*mine, row(9, key_id="other", end_user="zoe")])
     done = outrider(f"erase --end-user {CANARY} --tenant app --yes")
     assert "captured texts: 2" in done.stdout
-    assert files_with(tmp_path, CANARY) == []
+    assert "ledger rows: 2" in done.stdout
+    assert files_with(tmp_path, CANARY) == files_with(tmp_path, digest) == []
+    with closing(Database(url)) as database, database.read() as connection:
+        query = select(tables.ledger.c.end_user, tables.ledger.c.key_id)
+        found = sorted(tuple(each) for each in connection.execute(query))
+    assert found == [("", key_id), ("", key_id), ("bob", key_id), ("zoe", "other")]
+    assert "ledger rows: 0" in outrider(f"erase --end-user {CANARY} --yes").stdout
+    assert "ledger rows: 1" in outrider("erase --end-user zoe --yes").stdout
     assert "three" in (texts / "capture-2001-09-09.jsonl").read_text()
     assert json.loads(outrider("keys list --json").stdout)[0]["status"] == "active"
 
