@@ -36,7 +36,7 @@ class AlertSettings(Section):
         0.8,
         1.0,
     )
-    """Shares of a key's or team's limits of money and tokens a day or month that are told of."""
+    """Shares of a key's or team's limits of money and tokens of a day or longer that are told."""
     window_s: Seconds = 60.0
     """Time between two alerts about one subject, such as a breaker that opens and closes."""
     timeout_s: Seconds = 10.0

@@ -252,6 +252,10 @@ def test_budgets_are_told_of_by_their_largest_share(database: Database) -> None:
     assert reached[monthly] == (0.501, 1.0)
     wall.now_s += 86_400  # a new day
     assert [*found()] == [monthly]
+    weeks = LimitSpec(usd_per_week=0.5, usd_per_7_days=0.5, usd_per_month=1.0)
+    store.update_team(team.team_id, {"limits": weeks})
+    named = sorted(name.split("/")[3] for name in found())
+    assert named == ["usd_per_7_days", "usd_per_month", "usd_per_week"]
 
 
 def test_the_ledger_is_left_alone_for_fifty_times_as_long_as_it_takes(file: Database) -> None:
