@@ -5,7 +5,7 @@ import random
 import re
 import string
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from outrider.gateway.contract.schema.kinds import Prefer, Reveals
@@ -84,14 +84,6 @@ class KeyHasher:
         """Return the salt of this tenant's prefix cache, unknown to other tenants."""
         return self.digest(f"cache salt of {tenant}").hex()[:32]
 
-    def for_end_user(self, principal: "Principal", end_user: str) -> "Principal":
-        """Return the principal of one end user: that of a verified token's subject.
-
-        Its requests share no cache with other end users', unless all tenants share theirs.
-        """
-        salt = principal.cache_salt and self.digest(f"{principal.cache_salt} {end_user}").hex()[:32]
-        return replace(principal, end_user=end_user, cache_salt=salt)
-
     def end_user_digest(self, end_user: str) -> str:
         """Return what stands for an end user's id where that is not to be kept."""
         return self.digest(f"end user {end_user}").hex()[:32] if end_user else ""
@@ -164,8 +156,7 @@ class Principal:
     end_user: str = ""
     """The subject of a verified token, in the place of the end user that a request names.
 
-    Empty for keys: the ids that their requests name are trusted for limits and figures only. Set it
-    by `KeyHasher.for_end_user`.
+    Empty for keys: the ids that their requests name are trusted for limits and figures only.
     """
     is_limited: bool = field(init=False, compare=False, default=False)
     """True if any limit counts the usage of this tenant."""
