@@ -17,7 +17,7 @@ from sqlalchemy import (
     false,
 )
 
-SCHEMA_VERSION: Final = "0007"
+SCHEMA_VERSION: Final = "0008"
 """The newest migration; a database of another version is migrated, or refused if it is newer."""
 
 metadata: Final = MetaData(
