@@ -17,6 +17,7 @@ from outrider.gateway.contract.schema.kinds import (
     UnknownFields,
 )
 from outrider.gateway.settings.listed_prices import with_listed_price
+from outrider.gateway.settings.on_demand import OnDemandSettings, with_on_demand
 from outrider.gateway.settings.passed import PassedBounds, UpstreamPriceSettings
 from outrider.gateway.settings.paths import did_you_mean
 from outrider.gateway.settings.presets import PresetName, SignIn, with_preset
@@ -219,6 +220,8 @@ class UpstreamSettings(Section):
     price: UpstreamPriceSettings = Field(default_factory=UpstreamPriceSettings)
     """Its prices; unset: the model's listed price, where there is one."""
     bounds: PassedBounds = Field(default_factory=PassedBounds)
+    on_demand: OnDemandSettings | None = None
+    """The model that a process of this machine serves as this tier; unset: a server elsewhere."""
 
     @property
     def has_price(self) -> bool:
@@ -228,7 +231,9 @@ class UpstreamSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_preset(cls, values: Any) -> Any:
-        return with_listed_price(with_preset(values)) if isinstance(values, Mapping) else values
+        if not isinstance(values, Mapping):
+            return values
+        return with_listed_price(with_preset(with_on_demand(values)))
 
     @model_validator(mode="after")
     def _signs_in_one_way(self) -> Self:

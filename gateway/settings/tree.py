@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
+from itertools import starmap
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -31,6 +32,11 @@ from outrider.gateway.settings.keys import KeySettings
 from outrider.gateway.settings.kv_events import kv_event_complaints
 from outrider.gateway.settings.kv_folder import kv_folder_complaints
 from outrider.gateway.settings.ledger import LedgerSettings
+from outrider.gateway.settings.on_demand import (
+    OnDemandPoolSettings,
+    OnDemandSettings,
+    on_demand_complaints,
+)
 from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.paths import did_you_mean, filled_in
 from outrider.gateway.settings.receipts import ReceiptSettings
@@ -144,6 +150,7 @@ class Settings(BaseSettings):
     in newer versions of vLLM and at OpenRouter, or both."""
     tiers: dict[str, UpstreamSettings] = Field(default_factory=dict)
     """Upstream tiers, by the name that requests use as model."""
+    on_demand: OnDemandPoolSettings = Field(default_factory=OnDemandPoolSettings)
     aliases: dict[str, AliasSettings] = Field(default_factory=dict)
     """Further names that requests use as model, each for a model or a chain of models."""
     cache: CacheSettings = Field(default_factory=CacheSettings)
@@ -172,6 +179,7 @@ class Settings(BaseSettings):
         complaints = [
             *tier_complaints(self.models, self.tiers, self.handoff, self.mirror),
             *revision_complaints(self.models, self.tiers),
+            *self._on_demand_complaints(),
             *alias_complaints(self.aliases, self.models, self.tiers),
             *cache_complaints(self.cache, self.tiers, has_redis=self.redis_url is not None),
             *response_complaints(self.responses, self.server, has_redis=self.redis_url is not None),
@@ -187,6 +195,20 @@ class Settings(BaseSettings):
             context = {"text": text, "complaints": complaints}
             raise PydanticCustomError(_COMPLAINTS, "{text}", context)
         return self
+
+    @property
+    def models_on_demand(self) -> dict[str, OnDemandSettings]:
+        """Return the models that are loaded on demand, by tier."""
+        tiers = self.tiers.items()
+        return {name: tier.on_demand for name, tier in tiers if tier.on_demand is not None}
+
+    def _on_demand_complaints(self) -> Iterator[Complaint]:
+        return starmap(
+            Complaint,
+            on_demand_complaints(
+                self.models_on_demand, self.on_demand, self.engine.device, self.server.workers
+            ),
+        )
 
     @classmethod
     def settings_customise_sources(

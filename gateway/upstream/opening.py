@@ -187,6 +187,8 @@ class Opening:
     async def _attempt(self) -> UpstreamRequest:
         """Ask one replica, or two if the first is late."""
         self._require_time()
+        if (model := self._tier.parts.on_demand) is not None:
+            await model.until_loaded(self._end_s)
         request = self._ask(self._pick(), self._kind if not self.requests else self._retry_kind)
         late_s = self._late_s()
         if late_s is None:

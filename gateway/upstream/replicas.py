@@ -140,7 +140,10 @@ class Lease:
 
 
 class Replica:
-    """One server of a tier. `name` is host:port; `in_flight` is changed by leases alone."""
+    """One server of a tier. `in_flight` is changed by leases alone.
+
+    name: host:port, or the tier's for a process that the gateway starts itself.
+    """
 
     __slots__ = (
         "_clock",
@@ -155,11 +158,13 @@ class Replica:
         "url",
     )
 
-    def __init__(self, url: str, *, clock: Callable[[], float], rng: random.Random) -> None:
+    def __init__(
+        self, url: str, *, clock: Callable[[], float], rng: random.Random, name: str = ""
+    ) -> None:
         self._clock = clock
         self._seed = _hash(url)
         self.url = url
-        self.name = _host_and_port(url)
+        self.name = name or _host_and_port(url)
         self.breaker = Breaker(clock=clock, rng=rng, name=self.name)
         self.latency = LatencyEstimate(clock=clock)
         self.recent = RecentTimes()
@@ -205,14 +210,20 @@ class ReplicaSet:
         rng: random.Random,
         has_prefix_cache: bool,
     ) -> None:
+        """No `urls`: servers that are started when they are needed; see `replace`."""
         self._clock = clock
         self._rng = rng
         self._has_prefix_cache = has_prefix_cache
-        self.replicas: tuple[Replica, ...] = tuple(
-            Replica(url, clock=clock, rng=rng) for url in dict.fromkeys(urls)
-        )
+        self.replicas: tuple[Replica, ...] = ()
+        self.replace(urls)
         self._typical_s = 1.0  # an unknown time counts the same for all
         self._next_review_s = clock()
+
+    def replace(self, urls: Iterable[str], *, name: str = "") -> None:
+        """Have other servers from now on. Requests to those before go on."""
+        self.replicas = tuple(
+            Replica(url, clock=self._clock, rng=self._rng, name=name) for url in dict.fromkeys(urls)
+        )
 
     def pick(self, *, affinity: str = "", exclude: Collection[Replica] = ()) -> Replica | None:
         """Return the replica to ask next; None when none but `exclude` admits requests.
@@ -248,9 +259,9 @@ class ReplicaSet:
 
     @property
     def is_available(self) -> bool:
-        """Return whether any replica admits requests."""
+        """Return whether any replica admits requests, or is started for them."""
         now = self._clock()
-        return any(replica.breaker.admits(now) for replica in self.replicas)
+        return not self.replicas or any(replica.breaker.admits(now) for replica in self.replicas)
 
     @property
     def retry_after_s(self) -> float:

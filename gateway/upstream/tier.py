@@ -145,8 +145,11 @@ class UpstreamTier:
     async def models(self) -> tuple[str, ...]:
         """Return the ids of the models that the server lists; none if it fails. Never raises.
 
-        Kept for five minutes. A list once read is kept for as long as the server is down.
+        Kept for five minutes. A list once read is kept for as long as the server is down. A model
+        on demand has its adapters beside it, loaded or not.
         """
+        if (own := self.settings.on_demand) is not None:
+            return own.adapter_names
         async with self._models_lock:
             now_s = self._clock()
             if self._models_until_s is None or now_s >= self._models_until_s:

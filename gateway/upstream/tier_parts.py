@@ -13,6 +13,7 @@ from outrider.gateway.upstream.credentials.base import Credential
 from outrider.gateway.upstream.dialects.base import Dialect
 from outrider.gateway.upstream.hedging import HedgeBudget
 from outrider.gateway.upstream.latency import LatencyEstimate
+from outrider.gateway.upstream.on_demand.model import OnDemandModel
 from outrider.gateway.upstream.replicas import ReplicaSet
 
 if TYPE_CHECKING:  # at run time it would import aiohttp, also where there are no upstream tiers
@@ -34,6 +35,8 @@ class TierParts:
     """Counts the tokens of a text. None where the server's tokenizer is not known."""
     count_prompt: Callable[[UpstreamCall], int | None] | None = None
     """Counts the tokens of a call's prompt. None where the server's tokenizer is not known."""
+    on_demand: OnDemandModel | None = None
+    """The model that is to be loaded before a request is sent; None: the servers are others'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

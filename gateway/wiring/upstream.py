@@ -5,6 +5,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from outrider.engine.errors import EngineError
@@ -18,6 +19,7 @@ from outrider.gateway.upstream.addresses import check_url
 from outrider.gateway.upstream.attempts import OnAttempt
 from outrider.gateway.upstream.dialects import dialect_for
 from outrider.gateway.upstream.mirror import Mirror
+from outrider.gateway.upstream.on_demand.pool import ModelPool
 from outrider.gateway.upstream.replicas import ReplicaSet
 from outrider.gateway.upstream.small_server import SmallServer
 from outrider.gateway.upstream.tier import UpstreamTier
@@ -25,6 +27,12 @@ from outrider.gateway.upstream.tier_parts import TierParts
 from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.wiring.checkpoints import checkpoint
 from outrider.gateway.wiring.credentials import LiveSecrets, build_credential, credential_complaints
+from outrider.gateway.wiring.on_demand import (
+    build_pool,
+    credential_of,
+    needs_of,
+    on_demand_complaints,
+)
 from outrider.verifier.params import Tier
 
 if TYPE_CHECKING:
@@ -46,6 +54,7 @@ def check_upstreams(settings: Settings, environ: Mapping[str, str]) -> None:
         )
     ]
     lines += _mirror_complaints(settings.mirror)
+    lines += on_demand_complaints(settings)
     if lines:
         raise SettingsError("\n".join(lines))
 
@@ -57,11 +66,12 @@ def build_upstreams(
     *,
     clock: Callable[[], float] = time.monotonic,
     rng: random.Random | None = None,
+    pool: ModelPool | None = None,
 ) -> dict[str, UpstreamTier]:
     """Return the upstream tiers by name, in the settings' order, without starting them.
 
-    Keys are read from `environ`. Blocks while tokenizers are read, or fetched from the hub. Raises
-    SettingsError.
+    `pool`: gets the models on demand; None where they are not to be loaded. Keys are read from
+    `environ`. Blocks while tokenizers are read, or fetched from the hub. Raises SettingsError.
     """
     check_upstreams(settings, environ)
     rng = rng or random.Random()
@@ -69,15 +79,23 @@ def build_upstreams(
     for name, options in settings.tiers.items():
         if options.unknown_fields is None:
             options = options.model_copy(update={"unknown_fields": settings.unknown_fields})
+        if options.on_demand is not None:
+            options = options.model_copy(update={"model": name})
         traits = TRAITS[options.server]
         counter = _token_counter(name, options)
         parts = TierParts(
             transport=build_transport(
-                name, options, allow_private=settings.allow_private_upstreams, clock=clock
+                name,
+                options,
+                allow_private=settings.allow_private_upstreams or options.on_demand is not None,
+                clock=clock,
             ),
             dialect=dialect_for(traits.dialect, name),
             replicas=ReplicaSet(
-                options.url, clock=clock, rng=rng, has_prefix_cache=traits.has_prefix_cache
+                options.url if options.on_demand is None else (),
+                clock=clock,
+                rng=rng,
+                has_prefix_cache=traits.has_prefix_cache,
             ),
             on_attempt=on_attempt,
             clock=clock,
@@ -85,7 +103,12 @@ def build_upstreams(
             count_text=None if counter is None else counter.count_text,
             count_prompt=None if counter is None else counter.count_prompt,
         )
-        credential = build_credential(name, options, parts.dialect, environ, clock)
+        if options.on_demand is not None and pool is not None:
+            needs = needs_of(settings, name, options.on_demand)
+            parts = replace(parts, on_demand=pool.add(name, needs, parts.replicas))
+            credential = credential_of(name, needs, clock)
+        else:
+            credential = build_credential(name, options, parts.dialect, environ, clock)
         tiers[name] = UpstreamTier(name, options, parts, credential)
     return tiers
 
@@ -103,13 +126,15 @@ def build_upstream(
     try:
         rules = PlacementPolicy.of(
             settings.handoff,
-            tiers=tuple(settings.tiers),
+            # What takes hand-offs unless another is named is better there already.
+            tiers=sorted(settings.tiers, key=settings.models_on_demand.__contains__),
             local=local,
             on_device=[name for name, tier in settings.tiers.items() if tier.local],
         )
     except ValueError as error:
         raise SettingsError(str(error)) from None
-    tiers = build_upstreams(settings, environ, metrics.on_attempt)
+    pool = build_pool(settings)
+    tiers = build_upstreams(settings, environ, metrics.on_attempt, pool=pool)
     metrics.observe(tiers)
     gateway_id = secrets.token_hex(8)
     small = None
@@ -124,6 +149,7 @@ def build_upstream(
         small=small,
         gateway_id=gateway_id,
         tiers=tiers,
+        pool=pool,
         rules=rules,
         mirror=build_mirror(settings, tiers, metrics),
         secrets=LiveSecrets(
@@ -189,7 +215,7 @@ def tier_complaints(
     yield from credential_complaints(name, options, environ)
     if complaint := _certificate_complaint(options):
         yield f"{where}.ca_file = {str(options.ca_file)!r}: {complaint}"
-    for url in options.url:
+    for url in options.url if options.on_demand is None else ():
         try:
             check_url(url, allow_private=allow_private)
         except ValueError as error:

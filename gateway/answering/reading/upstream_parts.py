@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.gateway.answering.reading.placement_policy import PlacementPolicy
 from outrider.gateway.upstream.mirror import Mirror
+from outrider.gateway.upstream.on_demand.pool import ModelPool
 from outrider.gateway.upstream.small_server import SmallServer
 from outrider.gateway.upstream.tier import UpstreamTier
 from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
@@ -31,11 +32,15 @@ class UpstreamParts:
     metrics: UpstreamMetrics = field(default_factory=_unexported_metrics)
     small: SmallServer | None = None
     """The tier in the small model's part."""
+    pool: ModelPool | None = None
+    """The models on demand, which are tiers; None where there are none."""
 
     async def start(self) -> None:
         """Start the tiers."""
         for tier in self.tiers.values():
             await tier.start()
+        if self.pool is not None:
+            await self.pool.start()
         if self.small is not None:
             await self.small.start()
 
@@ -47,3 +52,5 @@ class UpstreamParts:
             await self.mirror.close()
         for tier in self.tiers.values():
             await tier.close()
+        if self.pool is not None:
+            await self.pool.close()

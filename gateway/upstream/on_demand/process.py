@@ -1,0 +1,117 @@
+"""The process of a model on demand: a gateway of its own, with one model, on a loopback port."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+_MODULE: Final = "outrider.gateway.wiring.on_demand_process"
+_MAX_REPORT_BYTES: Final = 1 << 20
+_END_S: Final = 10.0
+
+
+class LoadError(Exception):
+    """The model could not be loaded. The message is for clients."""
+
+
+class Serving(msgspec.Struct, tag=True, frozen=True):
+    """The process serves at this address."""
+
+    url: str
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The process ends, because its model cannot be loaded."""
+
+    reason: str
+
+
+Report = Serving | Failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecipe:
+    """What a model's process is started with, each time."""
+
+    settings: str
+    """Its settings as JSON."""
+    key: str = field(repr=False)
+    """The key that it wants with each request: other users of this machine reach its port too."""
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    """Added to this process's own variables; None takes one away."""
+
+
+class ModelProcess:
+    """A process that was started. It ends with us, however we end: its input is closed then."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, recipe: ProcessRecipe) -> "ModelProcess":
+        """Start it and send it its settings. Raises LoadError where no process can be had."""
+        ours = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        variables = {**ours, **recipe.environment}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", _MODULE),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={name: value for name, value in variables.items() if value is not None},
+                limit=_MAX_REPORT_BYTES,
+            )
+        except OSError as error:
+            raise LoadError(f"its process cannot be started: {error.strerror}") from error
+        assert process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it has ended: `serving` says so
+            line = json.dumps({"settings": recipe.settings, "key": recipe.key})
+            process.stdin.write(line.encode() + b"\n")
+            await process.stdin.drain()
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """Return the process's id."""
+        return self._process.pid
+
+    async def serving(self) -> str:
+        """Return its address once the model is loaded. Raises LoadError."""
+        assert self._process.stdout is not None
+        try:
+            line = await self._process.stdout.readline()
+            if not line:
+                status = await self._process.wait()
+                how = f"signal {-status}" if status < 0 else f"status {status}"
+                raise LoadError(f"its process ended while it loaded ({how}); see the log")
+            report = msgspec.json.decode(line, type=Report)
+        except ValueError as error:  # msgspec.DecodeError is one, and a line without end
+            raise LoadError(f"its process cannot be understood: {error}") from error
+        if isinstance(report, Failed):
+            raise LoadError(report.reason)
+        return report.url
+
+    async def wait(self) -> int:
+        """Return its status once it has ended."""
+        return await self._process.wait()
+
+    async def end(self) -> None:
+        """End it and return when its memory is free."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(_END_S):
+                await self._process.wait()
+        except TimeoutError:
+            logger.warning("a model's process does not end and is killed pid=%d", self.pid)
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
