@@ -22,6 +22,7 @@ from outrider.gateway.experiments.feedback import FeedbackApi
 from outrider.gateway.http.apis.audit import AuditApi
 from outrider.gateway.http.apis.named_prompts import PromptApi
 from outrider.gateway.http.apis.ollama.endpoints import OllamaEndpoints
+from outrider.gateway.http.apis.on_demand import OnDemandApi
 from outrider.gateway.http.apis.responses.endpoints import StoredEndpoints
 from outrider.gateway.http.apis.tiers import TierApi
 from outrider.gateway.http.dashboard.api import DashboardApi, DashboardSources
@@ -108,6 +109,12 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             parts.upstream,
             parts.tenancy.prices,
             intake.read_small_body,
+        ),
+        on_demand=OnDemandApi(
+            keys.authenticator,
+            {} if parts.upstream.pool is None else parts.upstream.pool.models,
+            intake.read_small_body,
+            parts.tenancy.audit,
         ),
         prompts=PromptApi(
             keys.authenticator,

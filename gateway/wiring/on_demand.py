@@ -1,6 +1,5 @@
 """The part of the wiring for models on demand: `[tiers.NAME.on_demand]` in, their pool out."""
 
-import math
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -51,7 +50,7 @@ def build_pool(settings: Settings) -> ModelPool | None:
 def needs_of(settings: Settings, name: str, model: OnDemandSettings) -> ModelNeeds:
     """Return what a tier's model takes, and what its process is started with."""
     child = _settings_of(settings, name, settings.tiers[name], model)
-    keep_alive_s = math.inf if model.keep_alive_s == "forever" else model.keep_alive_s
+    keep_alive_s = None if model.keep_alive_s == "forever" else model.keep_alive_s
     return ModelNeeds(
         recipe=ProcessRecipe(
             settings=child.model_dump_json(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from outrider.gateway.answering.reading.placement_policy import PlacementPolicy
+from outrider.gateway.contract.schema.kinds import ModelState
 from outrider.gateway.upstream.mirror import Mirror
 from outrider.gateway.upstream.on_demand.pool import ModelPool
 from outrider.gateway.upstream.small_server import SmallServer
@@ -34,6 +35,11 @@ class UpstreamParts:
     """The tier in the small model's part."""
     pool: ModelPool | None = None
     """The models on demand, which are tiers; None where there are none."""
+
+    def state_of(self, tier: str) -> ModelState | None:
+        """Return the state of a model on demand; None for another tier."""
+        model = None if self.pool is None else self.pool.models.get(tier)
+        return None if model is None else model.state
 
     async def start(self) -> None:
         """Start the tiers."""

@@ -50,6 +50,9 @@ ServerKind = Literal[
     "openai", "outrider", "vllm", "sglang", "tgi", "tensorrt_llm", "llama_cpp", "anthropic"
 ]
 
+ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+"""The state of a model on demand."""
+
 ToolFormatName = Literal[
     "hermes",
     "llama3",

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from outrider.gateway.contract.schema.kinds import ModelCapability, ServerKind
+from outrider.gateway.contract.schema.kinds import ModelCapability, ModelState, ServerKind
 from outrider.gateway.contract.schema.structs import ResponseModel, says
 from outrider.verifier.params import Tier
 
@@ -60,6 +60,9 @@ class UpstreamCard(ResponseModel):
     max_context: Annotated[int | None, says("Null where it is unknown.")]
     server: ServerKind
     capabilities: list[ModelCapability]
+    state: Annotated[
+        ModelState | None, says("Of a model that is loaded on demand; else not there.")
+    ] = None
     pricing: TierPricing = None
 
 

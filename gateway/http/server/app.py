@@ -65,6 +65,7 @@ from outrider.gateway.http.apis.ollama.openapi import (
     tags_operation,
     version_operation,
 )
+from outrider.gateway.http.apis.on_demand import OnDemandApi
 from outrider.gateway.http.apis.responses.answers import RESPONSES_MODELS
 from outrider.gateway.http.apis.responses.endpoints import StoredEndpoints
 from outrider.gateway.http.apis.responses.openapi import (
@@ -134,7 +135,7 @@ _INFILL: Final = "/infill"
 _VERIFY: Final = "/v1/verify"
 _METRICS: Final = "/metrics"
 _ADMIN: Final = (
-    *(AdminApi, AdapterApi, ReplicaApi, TierApi),
+    *(AdminApi, AdapterApi, ReplicaApi, TierApi, OnDemandApi),
     *(PromptApi, AuditApi, ExperimentApi),
 )
 _OTHER_MODELS: Final = (
@@ -168,6 +169,7 @@ class Routes:
     adapters: AdapterApi
     replicas: ReplicaApi
     tiers: TierApi
+    on_demand: OnDemandApi
     prompts: PromptApi
     audit: AuditApi
     experiments: ExperimentApi
@@ -357,7 +359,7 @@ def _add_tenant_routes(app: FastAPI, routes: Routes) -> None:
     app.get("/v1/usage", openapi_extra=USAGE_OPERATION)(_with_principal(routes.usage.usage))
     for handlers in (
         *(routes.admin, routes.adapters, routes.replicas),
-        *(routes.tiers, routes.prompts, routes.audit),
+        *(routes.tiers, routes.on_demand, routes.prompts, routes.audit),
     ):
         _add_handlers(app, handlers)
 

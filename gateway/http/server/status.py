@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fastapi import Request
+from msgspec import structs
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
@@ -28,6 +29,8 @@ from outrider.gateway.contract.schema.model_cards import (
     ModelCard,
     ModelList,
     NamedModels,
+    TierCard,
+    UpstreamCard,
     named_model,
 )
 from outrider.gateway.contract.schema.responses import (
@@ -123,7 +126,14 @@ class StatusEndpoints:
     def _card(self, model: ListedModel, principal: Principal) -> ModelCard:
         """Return a card with prices, and the tiers that its model reveals to the key."""
         veil = veil_for(self.chains, model.id, principal)
+        model = replace(model, behind=[*map(self._with_state, model.behind)])
         return veiled_card(card_of(model, self.tenancy.prices), veil)
+
+    def _with_state(self, card: TierCard | UpstreamCard) -> TierCard | UpstreamCard:
+        """Return a card that tells whether a model on demand is loaded."""
+        if not isinstance(card, UpstreamCard):
+            return card
+        return structs.replace(card, state=self.upstream.state_of(card.tier))
 
     async def health(self) -> Response:
         """Report that the process is alive."""

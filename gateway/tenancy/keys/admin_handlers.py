@@ -37,6 +37,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "experiment": "The experiment's name.",
     "adapter": "The adapter's name.",
     "prompt": "The prompt's name.",
+    "model": "The model's name: its tier's.",
 }
 """What stands in braces in a path."""
 _PATH_SCHEMAS: Final = {"prompt": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"}}

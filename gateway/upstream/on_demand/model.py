@@ -1,19 +1,20 @@
 """A model that is loaded when a request needs it, and put out when another needs its memory."""
 
 import asyncio
+import contextvars
 import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from outrider.gateway.contract.errors.tree import ConflictError, UnavailableError
+from outrider.gateway.contract.schema.kinds import ModelState
 from outrider.gateway.upstream.on_demand.process import LoadError, ModelProcess, ProcessRecipe
 from outrider.gateway.upstream.replicas import ReplicaSet
 
 logger = logging.getLogger(__name__)
 
-ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
 StartProcess = Callable[[ProcessRecipe], Awaitable[ModelProcess]]
 
 RETRY_S: Final = 10.0
@@ -28,8 +29,8 @@ class ModelNeeds:
 
     recipe: ProcessRecipe
     memory_bytes: int
-    keep_alive_s: float
-    """Infinite: until another model needs its memory."""
+    keep_alive_s: float | None
+    """None: until another model needs its memory."""
     preload: bool = False
 
 
@@ -67,6 +68,8 @@ class ModelReport:
     num_waiting: int
     idle_s: float | None
     """Since its last request; None where it is not loaded."""
+    keep_alive_s: float | None
+    """None: until another model needs its memory."""
     load_s: float | None
     """What the last loading took; None before."""
     reason: str
@@ -119,6 +122,11 @@ class OnDemandModel:
         self._loaded_s = 0.0
 
     @property
+    def is_loaded(self) -> bool:
+        """Return whether its process serves."""
+        return self._process is not None
+
+    @property
     def num_in_flight(self) -> int:
         """Return the requests that it answers."""
         return sum(replica.in_flight for replica in self._replicas.replicas)
@@ -130,16 +138,16 @@ class OnDemandModel:
 
     def report(self) -> ModelReport:
         """Describe it."""
-        is_loaded = self.state == "loaded"
         return ModelReport(
             name=self.name,
             state=self.state,
             memory_bytes=self.needs.memory_bytes,
             num_in_flight=self.num_in_flight,
             num_waiting=self.num_waiting,
-            idle_s=max(0.0, self._clock() - self.last_used_s) if is_loaded else None,
+            idle_s=max(0.0, self._clock() - self.last_used_s) if self.is_loaded else None,
+            keep_alive_s=self.needs.keep_alive_s,
             load_s=self._load_s,
-            reason="" if is_loaded else self._failure.reason,
+            reason="" if self.is_loaded else self._failure.reason,
         )
 
     async def until_loaded(self, end_s: float = math.inf) -> None:
@@ -148,7 +156,7 @@ class OnDemandModel:
         Pick its replica without an await after this: until then it may not be put out.
         """
         self.last_used_s = self._clock()
-        if self.state == "loaded":
+        if self.is_loaded:
             return
         self._require_hope()
         loading = self._load_once()
@@ -159,7 +167,7 @@ class OnDemandModel:
         finally:
             self.num_waiting -= 1
         self.last_used_s = self._clock()
-        if self.state == "loaded":
+        if self.is_loaded:
             return
         if not loading.done():
             raise UnavailableError(
@@ -227,9 +235,14 @@ class OnDemandModel:
         )
 
     def _load_once(self) -> asyncio.Task[None]:
-        """Return the task that loads it, the one that runs if one does."""
+        """Return the task that loads it, the one that runs if one does.
+
+        It is no request's own: its log lines name none.
+        """
         if self._loading is None or self._loading.done():
-            self._loading = asyncio.create_task(self._load(), name=f"load {self.name}")
+            self._loading = asyncio.create_task(
+                self._load(), name=f"load {self.name}", context=contextvars.Context()
+            )
         return self._loading
 
     async def _load(self) -> None:
@@ -250,7 +263,7 @@ class OnDemandModel:
             self.state = "unloaded"
             raise
         finally:
-            self.holds_memory = self.state == "loaded"
+            self.holds_memory = self.is_loaded
 
     async def _start_process(self) -> None:
         """Have a process serve the model. Raises LoadError; then none is left."""

@@ -116,7 +116,7 @@ class ModelPool:
 
     def _victim(self, model: OnDemandModel) -> OnDemandModel | None:
         """Return the idle model that was used least recently; None where that does not suffice."""
-        idle = [each for each in self._others(model) if each.state == "loaded" and not each.is_busy]
+        idle = [each for each in self._others(model) if each.is_loaded and not each.is_busy]
         gained = sum(each.needs.memory_bytes for each in idle)
         if self._free_bytes() + gained < model.needs.memory_bytes:
             return None
@@ -144,11 +144,12 @@ class ModelPool:
             for model in self._models.values():
                 if model.is_busy:
                     model.last_used_s = now_s
-                elif model.state == "loaded" and self._is_over(model, now_s):
+                elif model.is_loaded and self._is_over(model, now_s):
                     await model.put_out("keep_alive")
 
     def _is_over(self, model: OnDemandModel, now_s: float) -> bool:
-        return now_s - model.last_used_s >= model.needs.keep_alive_s
+        kept_s = model.needs.keep_alive_s
+        return kept_s is not None and now_s - model.last_used_s >= kept_s
 
 
 async def _preload(model: OnDemandModel) -> None:

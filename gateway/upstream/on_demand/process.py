@@ -92,7 +92,7 @@ class ModelProcess:
                 status = await self._process.wait()
                 how = f"signal {-status}" if status < 0 else f"status {status}"
                 raise LoadError(f"its process ended while it loaded ({how}); see the log")
-            report = msgspec.json.decode(line, type=Report)
+            report: Report = msgspec.json.decode(line, type=Report)
         except ValueError as error:  # msgspec.DecodeError is one, and a line without end
             raise LoadError(f"its process cannot be understood: {error}") from error
         if isinstance(report, Failed):

