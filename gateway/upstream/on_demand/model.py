@@ -15,12 +15,31 @@ from outrider.gateway.upstream.replicas import ReplicaSet
 
 logger = logging.getLogger(__name__)
 
-StartProcess = Callable[[ProcessRecipe], Awaitable[ModelProcess]]
 
 RETRY_S: Final = 10.0
 _MAX_RETRY_S: Final = 600.0
 _PROVEN_S: Final = 60.0
 """A process that has served for so long has not failed to load."""
+
+
+class LackOfRoom(Exception):
+    """There is no memory for a model. The message names what holds it."""
+
+
+class ServingProcess(Protocol):
+    """A process that was started; see `ModelProcess`."""
+
+    async def serving(self) -> str:
+        """Return its address once the model is loaded. Raises LoadError."""
+
+    async def wait(self) -> int:
+        """Return its status once it has ended."""
+
+    async def end(self) -> None:
+        """End it and return when its memory is free."""
+
+
+StartProcess = Callable[[ProcessRecipe], Awaitable[ServingProcess]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +73,13 @@ class Host(Protocol):
         """Requests that wait for any model."""
 
     async def make_room(self, model: "OnDemandModel") -> None:
-        """Return when the model's memory is kept free for it. Raises UnavailableError."""
+        """Return when the model's memory is kept free for it.
+
+        Raises LackOfRoom once nobody waits for the model, or where waiting is in vain.
+        """
+
+    def lack_of_room(self, model: "OnDemandModel") -> str:
+        """Return what holds the memory that the model needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +138,7 @@ class OnDemandModel:
         self._patience = patience
         self._clock = clock
         self._start = start
-        self._process: ModelProcess | None = None
+        self._process: ServingProcess | None = None
         self._loading: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -169,13 +194,16 @@ class OnDemandModel:
         self.last_used_s = self._clock()
         if self.is_loaded:
             return
-        if not loading.done():
-            raise UnavailableError(
-                f"The model {self.name} has not been loaded within {wait_s:.3g} s; it goes on "
-                f"loading. Try again in {RETRY_S:g} s.",
-                retry_after_s=RETRY_S,
-            )
-        raise self._refusal()
+        if loading.done():
+            raise self._refusal()
+        if not self.holds_memory:
+            self._failure.reason = self._host.lack_of_room(self)
+            raise self._refusal()
+        raise UnavailableError(
+            f"The model {self.name} has not been loaded within {wait_s:.3g} s; it goes on "
+            f"loading. Try again in {RETRY_S:g} s.",
+            retry_after_s=RETRY_S,
+        )
 
     async def load(self) -> None:
         """Load it now, also where that has just failed. Raises UnavailableError."""
@@ -253,7 +281,7 @@ class OnDemandModel:
         try:
             await self._host.make_room(self)
             await self._start_process()
-        except UnavailableError as error:  # there was no room, which may change at any time
+        except LackOfRoom as error:  # which may change at any time
             self._failure.reason = str(error)
             self.state = "unloaded"
         except LoadError as error:
@@ -288,7 +316,7 @@ class OnDemandModel:
         self._watching = asyncio.create_task(self._watch(process), name=f"watch {self.name}")
         logger.info("model is loaded tier=%s seconds=%.1f", self.name, self._load_s)
 
-    async def _watch(self, process: ModelProcess) -> None:
+    async def _watch(self, process: ServingProcess) -> None:
         """Notice that its process has ended by itself."""
         status = await process.wait()
         if self._process is not process:
@@ -302,7 +330,7 @@ class OnDemandModel:
         else:
             self._note_failure(f"its process ended soon (status {status}); see the log")
 
-    async def _end(self, process: ModelProcess) -> None:
+    async def _end(self, process: ServingProcess) -> None:
         await process.end()
         self.holds_memory = False
         self.state = "unloaded"

@@ -8,7 +8,7 @@ from typing import Final
 
 from outrider.gateway.contract.errors.tree import UnavailableError
 from outrider.gateway.upstream.on_demand.model import (
-    RETRY_S,
+    LackOfRoom,
     ModelNeeds,
     OnDemandModel,
     Patience,
@@ -85,22 +85,30 @@ class ModelPool:
     async def make_room(self, model: OnDemandModel) -> None:
         """Return when the model's memory is kept free for it: idle ones are put out.
 
-        Raises UnavailableError that names what holds the memory.
+        Raises LackOfRoom once nobody waits for the model, or where waiting is in vain.
         """
-        end_s = self._clock() + self._patience.start_within_s
         needed = model.needs.memory_bytes
         if self._memory_bytes is not None and needed > self._memory_bytes:
-            raise self._no_room(model)
+            raise LackOfRoom(self.lack_of_room(model))
         while self._free_bytes() < needed:
             if ending := [each for each in self._others(model) if each.state == "unloading"]:
                 await ending[0].put_out("memory")
             elif victim := self._victim(model):
                 await victim.put_out(f"memory for {model.name}")
-            elif self._clock() >= end_s or not self._may_fit(model):
-                raise self._no_room(model)
+            elif not model.num_waiting or not self._may_fit(model):
+                raise LackOfRoom(self.lack_of_room(model))
             else:
                 await asyncio.sleep(_LOOK_EVERY_S)
         model.holds_memory = True
+
+    def lack_of_room(self, model: OnDemandModel) -> str:
+        """Return what holds the memory that the model needs."""
+        holders = ", ".join(map(_held, self._others(model))) or "no model"
+        whole = "" if self._memory_bytes is None else f" of {_gib(self._memory_bytes)}"
+        return (
+            f"it takes {_gib(model.needs.memory_bytes)} of memory, and "
+            f"{_gib(max(self._free_bytes(), 0))}{whole} are free; in use by {holders}"
+        )
 
     def _others(self, model: OnDemandModel) -> list[OnDemandModel]:
         """Return the other models that take memory."""
@@ -126,15 +134,6 @@ class ModelPool:
         """Return whether there is room once the others have nothing to do."""
         gained = sum(each.needs.memory_bytes for each in self._others(model))
         return self._free_bytes() + gained >= model.needs.memory_bytes
-
-    def _no_room(self, model: OnDemandModel) -> UnavailableError:
-        holders = ", ".join(map(_held, self._others(model))) or "no model"
-        whole = "" if self._memory_bytes is None else f" of {_gib(self._memory_bytes)}"
-        return UnavailableError(
-            f"it takes {_gib(model.needs.memory_bytes)} of memory, and "
-            f"{_gib(max(self._free_bytes(), 0))}{whole} are free; in use by {holders}",
-            retry_after_s=RETRY_S,
-        )
 
     async def _tend(self) -> None:
         """Put out models that nobody has used for long; until cancelled."""
