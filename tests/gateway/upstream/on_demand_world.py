@@ -78,7 +78,8 @@ class PoolWorld:
 
     async def start(self, recipe: ProcessRecipe) -> ScriptedProcess:
         """Start a process."""
-        name: str = json.loads(recipe.settings)["name"]
+        told = json.loads(recipe.settings)
+        name: str = told.get("name") or next(iter(told["aliases"]))
         process = ScriptedProcess(name, error=self.error)
         process.url = self.urls.get(name, process.url)
         if self.loads_at_once:
