@@ -44,7 +44,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     ),
     "models": _Entry(
         "outrider.gateway.tools.commands.models.models_command",
-        "Fetch public models, and list them.",
+        "Fetch public models and list them; load a gateway's models on demand.",
     ),
     "cache": _Entry(
         "outrider.gateway.tools.commands.cache_command",

@@ -41,10 +41,11 @@ def _readable(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class OnDemandSettings(Section):
-    """A model that a process of this machine serves while requests name it."""
+    """A model that a process of this machine serves while requests name it. The tier has no url."""
 
-    checkpoint: Annotated[str, Field(min_length=1)]
-    """Folder, GGUF file or Hugging Face id of the model, or a name of `outrider models list`."""
+    checkpoint: Annotated[str, Field(min_length=1)] | None = None
+    """Folder, GGUF file or Hugging Face id of the model, or a name of `outrider models list`;
+    unset: the tier is a server elsewhere."""
     revision: Revision | None = None
     """Branch, tag or full commit hash on the hub; unset: main."""
     quantize: Literal["", "int8", "int4", "exact", "decode"] = ""
@@ -95,8 +96,9 @@ def with_on_demand(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ValueError for one that contradicts it.
     """
-    filled = dict(values)
-    if filled.get("on_demand") is None:
+    filled, model = dict(values), values.get("on_demand")
+    checkpoint = model.get("checkpoint") if isinstance(model, Mapping) else None
+    if checkpoint is None:
         return filled
     for name in _NOT_THEIRS:
         if filled.get(name) and filled[name] != _FILLED.get(name):

@@ -220,8 +220,12 @@ class UpstreamSettings(Section):
     price: UpstreamPriceSettings = Field(default_factory=UpstreamPriceSettings)
     """Its prices; unset: the model's listed price, where there is one."""
     bounds: PassedBounds = Field(default_factory=PassedBounds)
-    on_demand: OnDemandSettings | None = None
-    """The model that a process of this machine serves as this tier; unset: a server elsewhere."""
+    on_demand: OnDemandSettings = Field(default_factory=OnDemandSettings)
+
+    @property
+    def model_on_demand(self) -> OnDemandSettings | None:
+        """Return the model that a process of this machine serves; None: a server elsewhere."""
+        return None if self.on_demand.checkpoint is None else self.on_demand
 
     @property
     def has_price(self) -> bool:

@@ -199,8 +199,8 @@ class Settings(BaseSettings):
     @property
     def models_on_demand(self) -> dict[str, OnDemandSettings]:
         """Return the models that are loaded on demand, by tier."""
-        tiers = self.tiers.items()
-        return {name: tier.on_demand for name, tier in tiers if tier.on_demand is not None}
+        found = ((name, tier.model_on_demand) for name, tier in self.tiers.items())
+        return {name: model for name, model in found if model is not None}
 
     def _on_demand_complaints(self) -> Iterator[Complaint]:
         return starmap(

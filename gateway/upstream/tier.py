@@ -148,7 +148,7 @@ class UpstreamTier:
         Kept for five minutes. A list once read is kept for as long as the server is down. A model
         on demand has its adapters beside it, loaded or not.
         """
-        if (own := self.settings.on_demand) is not None:
+        if (own := self.settings.model_on_demand) is not None:
             return own.adapter_names
         async with self._models_lock:
             now_s = self._clock()

@@ -108,7 +108,7 @@ def _memory_bytes(model: OnDemandSettings) -> int | None:
     """Return what a model takes; None where nothing is known of it."""
     if model.memory_gib is not None:
         return round(model.memory_gib * _GIB)
-    weights = _file_bytes(Path(public_path(model.checkpoint)).expanduser())
+    weights = _file_bytes(Path(public_path(model.checkpoint or "")).expanduser())
     if not weights:
         return None
     return round(weights * _OVER_FILES + model.kv_cache_gib * _GIB) + _PROCESS_BYTES

@@ -79,38 +79,50 @@ def build_upstreams(
     for name, options in settings.tiers.items():
         if options.unknown_fields is None:
             options = options.model_copy(update={"unknown_fields": settings.unknown_fields})
-        if options.on_demand is not None:
+        model = options.model_on_demand
+        if model is not None:
             options = options.model_copy(update={"model": name})
-        traits = TRAITS[options.server]
-        counter = _token_counter(name, options)
-        parts = TierParts(
-            transport=build_transport(
-                name,
-                options,
-                allow_private=settings.allow_private_upstreams or options.on_demand is not None,
-                clock=clock,
-            ),
-            dialect=dialect_for(traits.dialect, name),
-            replicas=ReplicaSet(
-                options.url if options.on_demand is None else (),
-                clock=clock,
-                rng=rng,
-                has_prefix_cache=traits.has_prefix_cache,
-            ),
-            on_attempt=on_attempt,
-            clock=clock,
-            rng=rng,
-            count_text=None if counter is None else counter.count_text,
-            count_prompt=None if counter is None else counter.count_prompt,
+        allow_private = settings.allow_private_upstreams or model is not None
+        parts = _tier_parts(
+            name, options, on_attempt, clock=clock, rng=rng, allow_private=allow_private
         )
-        if options.on_demand is not None and pool is not None:
-            needs = needs_of(settings, name, options.on_demand)
+        if model is not None and pool is not None:
+            needs = needs_of(settings, name, model)
             parts = replace(parts, on_demand=pool.add(name, needs, parts.replicas))
             credential = credential_of(name, needs, clock)
         else:
             credential = build_credential(name, options, parts.dialect, environ, clock)
         tiers[name] = UpstreamTier(name, options, parts, credential)
     return tiers
+
+
+def _tier_parts(
+    name: str,
+    options: UpstreamSettings,
+    on_attempt: OnAttempt,
+    *,
+    clock: Callable[[], float],
+    rng: random.Random,
+    allow_private: bool,
+) -> TierParts:
+    """Return the parts of a tier; one with a model on demand has no server yet."""
+    traits = TRAITS[options.server]
+    counter = _token_counter(name, options)
+    return TierParts(
+        transport=build_transport(name, options, allow_private=allow_private, clock=clock),
+        dialect=dialect_for(traits.dialect, name),
+        replicas=ReplicaSet(
+            options.url if options.model_on_demand is None else (),
+            clock=clock,
+            rng=rng,
+            has_prefix_cache=traits.has_prefix_cache,
+        ),
+        on_attempt=on_attempt,
+        clock=clock,
+        rng=rng,
+        count_text=None if counter is None else counter.count_text,
+        count_prompt=None if counter is None else counter.count_prompt,
+    )
 
 
 def build_upstream(
@@ -215,7 +227,7 @@ def tier_complaints(
     yield from credential_complaints(name, options, environ)
     if complaint := _certificate_complaint(options):
         yield f"{where}.ca_file = {str(options.ca_file)!r}: {complaint}"
-    for url in options.url if options.on_demand is None else ():
+    for url in options.url if options.model_on_demand is None else ():
         try:
             check_url(url, allow_private=allow_private)
         except ValueError as error:

@@ -87,7 +87,7 @@ def print_banner(
     _print_tiers(console, info)
     for name, upstream in tiers.items():
         where = ", ".join(upstream.url)
-        if upstream.on_demand is not None:
+        if upstream.model_on_demand is not None:
             where = f"{upstream.on_demand.checkpoint}, loaded on demand"
         label = f"{upstream.model} at " if upstream.model else ""
         console.print(

@@ -42,8 +42,8 @@ def check_tier(name: str, settings: Settings, environ: Mapping[str, str]) -> Fin
     if complaints:
         advice = "Correct the settings or the environment; the gateway does not start like this."
         return Finding(name=title, status="failed", detail="; ".join(complaints), advice=advice)
-    if options.on_demand is not None:
-        detail = f"{options.on_demand.checkpoint}, loaded when a request names {name}"
+    if options.model_on_demand is not None:
+        detail = f"{options.model_on_demand.checkpoint}, loaded when a request names {name}"
         return Finding(name=title, status="ok", detail=detail)
     transport = build_transport(name, options, allow_private=settings.allow_private_upstreams)
     found = asyncio.run(_examine(name, options, transport, environ))
