@@ -254,6 +254,7 @@ JOBS = (
         arguments=(),
         quick=("--repeats", "1", "--seconds", "1"),
     ),
+    Job(script="bench_on_demand", arguments=(), quick=("--repeats", "1")),
     Job(
         script="bench_workers",
         arguments=(),
