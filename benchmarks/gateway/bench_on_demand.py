@@ -7,8 +7,9 @@ more. They are measured in turn (A B A B), with pass times that were kept at the
 later start finds them.
 
 Reading it: `late` is a round's `on demand` less its `alone`; negative where a process that only
-serves the model is there sooner than one that also parses a command line. The goal bounds the
-median round.
+serves the model is there sooner than one that also parses a command line. `added` is the part of
+`on demand` in which the model's process was not loading: before its start, and from its readiness
+to the answer. It tells on a busy machine too. The goal bounds the median rounds of both.
 
     python -m benchmarks.gateway.bench_on_demand
 """
@@ -48,6 +49,7 @@ class Options(benchmark.Options):
 
 def measure(options: Options) -> Results:
     """Return the seconds of each way."""
+    added: list[float] = []
     with tempfile.TemporaryDirectory() as folder, without_engine_environment():
         file = Path(folder) / "outrider.toml"
         file.write_text(_settings(options.model), encoding="utf-8")
@@ -57,7 +59,7 @@ def measure(options: Options) -> Results:
             seconds = measure_in_turn(
                 {
                     "alone": partial(_alone, options.model),
-                    "on demand": partial(_cold, url),
+                    "on demand": partial(_cold, url, added),
                     "loaded": partial(timed, partial(_ask, url, _NAME)),
                 },
                 repeats=options.repeats,
@@ -67,7 +69,7 @@ def measure(options: Options) -> Results:
         cold - alone for cold, alone in zip(seconds["on demand"], seconds["alone"], strict=True)
     ]
     found = {name: Summary.of(each) for name, each in seconds.items()}
-    return {**found, "late": Summary.of(late)}
+    return {**found, "late": Summary.of(late), "added": Summary.of(added[1:])}
 
 
 def _settings(model: Path) -> str:
@@ -88,12 +90,16 @@ def _alone(model: Path) -> float:
         return timed(lambda: _ask(process.start(), "large"))
 
 
-def _cold(url: str) -> float:
-    """Put the model out; return the seconds of a request to it."""
-    unload = f"{url}/admin/models/{_NAME}/unload"
+def _cold(url: str, added: list[float]) -> float:
+    """Put the model out; return the seconds of a request to it, and add those beside loading."""
+    models = f"{url}/admin/models"
     headers = {"authorization": f"Bearer {_TOKEN}"}
+    unload = f"{models}/{_NAME}/unload"
     httpx.post(unload, headers=headers, timeout=_TIMEOUT_S).raise_for_status()
-    return timed(partial(_ask, url, _NAME))
+    seconds = timed(partial(_ask, url, _NAME))
+    (model,) = httpx.get(models, headers=headers, timeout=_TIMEOUT_S).json()["data"]
+    added.append(seconds - model["load_s"])
+    return seconds
 
 
 def _ask(url: str, model: str) -> None:
@@ -103,9 +109,11 @@ def _ask(url: str, model: str) -> None:
 
 def goals(results: Results) -> list[Goal]:
     """Bound the median round."""
-    late: Summary = results["late"]
-    words = "a model on demand answers within its loading time + 1 s"
-    return [Goal(words=words, measured=late.median, bound=GOAL_S)]
+    late, added = results["late"], results["added"]
+    return [
+        Goal(words="later than alone, s", measured=late.median, bound=GOAL_S),
+        Goal(words="beside loading, s", measured=added.median, bound=GOAL_S),
+    ]
 
 
 def tables(options: Options, results: Results) -> Iterator[Table]:
