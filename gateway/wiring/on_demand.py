@@ -17,7 +17,7 @@ from outrider.gateway.settings.tree import Settings
 from outrider.gateway.storage.urls import NO_DATABASE
 from outrider.gateway.upstream.credentials.base import Credential, bearer
 from outrider.gateway.upstream.credentials.rotating import RotatingCredential, Secret
-from outrider.gateway.upstream.on_demand.model import ModelNeeds, Patience
+from outrider.gateway.upstream.on_demand.model import ModelNeeds
 from outrider.gateway.upstream.on_demand.pool import ModelPool
 from outrider.gateway.upstream.on_demand.process import ProcessRecipe
 from outrider.gateway.wiring.hardware import available_memory_bytes, may_have_gpu
@@ -35,16 +35,7 @@ def build_pool(settings: Settings) -> ModelPool | None:
     """Return the pool of the models on demand, empty; None where there are none."""
     if not settings.models_on_demand:
         return None
-    options = settings.on_demand
-    return ModelPool(
-        memory_bytes=None if options.memory_gib is None else round(options.memory_gib * _GIB),
-        free_bytes=available_memory_bytes,
-        patience=Patience(
-            start_within_s=options.start_within_s,
-            load_within_s=options.load_within_s,
-            max_waiting=options.max_waiting,
-        ),
-    )
+    return ModelPool(settings=settings.on_demand, free_bytes=available_memory_bytes)
 
 
 def needs_of(settings: Settings, name: str, model: OnDemandSettings) -> ModelNeeds:

@@ -83,15 +83,14 @@ class OnDemandApi(AdminHandlers):
 
 
 def _report(model: OnDemandModel) -> OnDemandReport:
-    found = model.report()
     return OnDemandReport(
-        name=found.name,
-        state=found.state,
-        memory_bytes=found.memory_bytes,
-        num_in_flight=found.num_in_flight,
-        num_waiting=found.num_waiting,
-        idle_s=found.idle_s,
-        keep_alive_s=found.keep_alive_s,
-        load_s=found.load_s,
-        reason=found.reason,
+        name=model.name,
+        state=model.state,
+        memory_bytes=model.needs.memory_bytes,
+        num_in_flight=model.num_in_flight,
+        num_waiting=model.num_waiting,
+        idle_s=model.idle_s,
+        keep_alive_s=model.needs.keep_alive_s,
+        load_s=model.load_s,
+        reason=model.reason,
     )

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from outrider.gateway.contract.errors.tree import ConflictError, UnavailableError
 from outrider.gateway.contract.schema.kinds import ModelState
+from outrider.gateway.settings.on_demand import OnDemandPoolSettings
 from outrider.gateway.upstream.on_demand.process import LoadError, ModelProcess, ProcessRecipe
 from outrider.gateway.upstream.replicas import ReplicaSet
 
@@ -53,18 +54,6 @@ class ModelNeeds:
     preload: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long models are waited for."""
-
-    start_within_s: float = 120.0
-    """By a request."""
-    load_within_s: float = 1800.0
-    """By the gateway, for the process."""
-    max_waiting: int = 256
-    """Requests, for all models together."""
-
-
 class Host(Protocol):
     """What a model asks of the pool that it is in."""
 
@@ -80,25 +69,6 @@ class Host(Protocol):
 
     def lack_of_room(self, model: "OnDemandModel") -> str:
         """Return what holds the memory that the model needs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelReport:
-    """A model as it is now."""
-
-    name: str
-    state: ModelState
-    memory_bytes: int
-    num_in_flight: int
-    num_waiting: int
-    idle_s: float | None
-    """Since its last request; None where it is not loaded."""
-    keep_alive_s: float | None
-    """None: until another model needs its memory."""
-    load_s: float | None
-    """What the last loading took; None before."""
-    reason: str
-    """Why it is not loaded, where it was to be; else empty."""
 
 
 @dataclass(slots=True)
@@ -121,7 +91,7 @@ class OnDemandModel:
         replicas: ReplicaSet,
         host: Host,
         *,
-        patience: Patience,
+        patience: OnDemandPoolSettings,
         clock: Callable[[], float],
         start: StartProcess = ModelProcess.start,
     ) -> None:
@@ -131,6 +101,8 @@ class OnDemandModel:
         self.state: ModelState = "unloaded"
         self.last_used_s = clock()
         self.num_waiting = 0
+        self.load_s: float | None = None
+        """Seconds that the last loading took; None before."""
         self.holds_memory = False
         """Its memory is taken, or kept free for it."""
         self._replicas = replicas
@@ -143,7 +115,6 @@ class OnDemandModel:
         self._ending: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._failure = _Failure()
-        self._load_s: float | None = None
         self._loaded_s = 0.0
 
     @property
@@ -161,19 +132,15 @@ class OnDemandModel:
         """Return whether a request needs it. Such a model is not put out."""
         return bool(self.num_waiting or self.num_in_flight)
 
-    def report(self) -> ModelReport:
-        """Describe it."""
-        return ModelReport(
-            name=self.name,
-            state=self.state,
-            memory_bytes=self.needs.memory_bytes,
-            num_in_flight=self.num_in_flight,
-            num_waiting=self.num_waiting,
-            idle_s=max(0.0, self._clock() - self.last_used_s) if self.is_loaded else None,
-            keep_alive_s=self.needs.keep_alive_s,
-            load_s=self._load_s,
-            reason="" if self.is_loaded else self._failure.reason,
-        )
+    @property
+    def idle_s(self) -> float | None:
+        """Return the seconds since its last request; None where it is not loaded."""
+        return max(0.0, self._clock() - self.last_used_s) if self.is_loaded else None
+
+    @property
+    def reason(self) -> str:
+        """Return why it is not loaded, where it was to be; else empty."""
+        return "" if self.is_loaded else self._failure.reason
 
     async def until_loaded(self, end_s: float = math.inf) -> None:
         """Return once it is loaded, until `end_s` on the clock at most. Raises UnavailableError.
@@ -309,12 +276,12 @@ class OnDemandModel:
                 raise LoadError(f"it took longer than {within_s:g} s") from error
             raise
         self._loaded_s = self._clock()
-        self._load_s = self._loaded_s - started_s
+        self.load_s = self._loaded_s - started_s
         self._process = process
         self._replicas.replace((url,), name=self.name)
         self.state = "loaded"
         self._watching = asyncio.create_task(self._watch(process), name=f"watch {self.name}")
-        logger.info("model is loaded tier=%s seconds=%.1f", self.name, self._load_s)
+        logger.info("model is loaded tier=%s seconds=%.1f", self.name, self.load_s)
 
     async def _watch(self, process: ServingProcess) -> None:
         """Notice that its process has ended by itself."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from outrider.gateway.contract.errors.tree import UnavailableError
+from outrider.gateway.settings.on_demand import OnDemandPoolSettings
 from outrider.gateway.upstream.on_demand.model import (
     LackOfRoom,
     ModelNeeds,
     OnDemandModel,
-    Patience,
     StartProcess,
 )
 from outrider.gateway.upstream.on_demand.process import ModelProcess
@@ -28,16 +28,16 @@ class ModelPool:
     def __init__(
         self,
         *,
-        memory_bytes: int | None,
+        settings: OnDemandPoolSettings,
         free_bytes: Callable[[], int],
-        patience: Patience,
         clock: Callable[[], float] = time.monotonic,
         start: StartProcess = ModelProcess.start,
     ) -> None:
-        """`memory_bytes`: for all; None: what `free_bytes` reads of the machine, each time."""
-        self._memory_bytes = memory_bytes
+        """`free_bytes` is read, each time, where the settings name no memory."""
+        gib = settings.memory_gib
+        self._memory_bytes = None if gib is None else round(gib * _GIB)
         self._read_free = free_bytes
-        self._patience = patience
+        self._settings = settings
         self._clock = clock
         self._start = start
         self._models: dict[str, OnDemandModel] = {}
@@ -60,7 +60,7 @@ class ModelPool:
             needs,
             replicas,
             self,
-            patience=self._patience,
+            patience=self._settings,
             clock=self._clock,
             start=self._start,
         )

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from outrider.gateway.upstream.on_demand.model import ModelNeeds, OnDemandModel, Patience
+from outrider.gateway.settings.on_demand import OnDemandPoolSettings
+from outrider.gateway.upstream.on_demand.model import ModelNeeds, OnDemandModel
 from outrider.gateway.upstream.on_demand.pool import ModelPool
 from outrider.gateway.upstream.on_demand.process import LoadError, ProcessRecipe
 from outrider.gateway.upstream.replicas import Lease, ReplicaSet
@@ -126,9 +127,10 @@ def pool_world(*, memory_gib: float | None = 4.0, free_gib: float = 0.0) -> Pool
         return await made[0].start(recipe)
 
     pool = ModelPool(
-        memory_bytes=None if memory_gib is None else round(memory_gib * GIB),
+        settings=OnDemandPoolSettings(
+            memory_gib=memory_gib, start_within_s=0.3, load_within_s=30.0, max_waiting=3
+        ),
         free_bytes=lambda: round(free_gib * GIB) - len(made[0].names) * GIB,
-        patience=Patience(start_within_s=0.3, load_within_s=30.0, max_waiting=3),
         clock=clock,
         start=start,
     )

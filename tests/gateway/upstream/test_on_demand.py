@@ -35,7 +35,7 @@ async def test_the_model_that_was_used_least_recently_makes_room() -> None:
         first, second, third = map(world.add, ("first", "second", "third"))
         await use(first, second, first, third)
         assert world.names == ["first", "third"]
-        assert (second.state, third.report().memory_bytes) == ("unloaded", 2**30)
+        assert (second.state, third.idle_s is None) == ("unloaded", False)
         await use(second)
         assert world.names == ["third", "second"]
 
@@ -145,7 +145,7 @@ async def test_a_model_that_cannot_load_is_not_started_again_and_again() -> None
         assert len(world.started) == 2
         world.error = ""
         await broken.load()  # by hand at once
-        assert (broken.state, broken.report().reason) == ("loaded", "")
+        assert (broken.state, broken.reason) == ("loaded", "")
 
 
 async def test_a_request_waits_no_longer_than_it_may_and_loading_goes_on() -> None:
