@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from pydantic import ValidationError
+
 from outrider.gateway.settings.adapters import AdapterSettings
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.settings.on_demand import OnDemandSettings
@@ -83,6 +85,10 @@ def on_demand_complaints(settings: Settings) -> Iterator[str]:
                 f"{where}: it takes about {needed / _GIB:.3g} GiB (set memory_gib if that is "
                 f"wrong), more than on_demand.memory_gib, {most_gib:g}"
             )
+        try:
+            _settings_of(settings, name, settings.tiers[name], model)
+        except ValidationError as error:
+            yield f"{where}: {'; '.join(detail['msg'] for detail in error.errors())}"
     if models and settings.on_demand.memory_gib is None and _is_on_gpu(settings):
         yield (
             "on_demand.memory_gib is missing: name the GPU's memory for models on demand, which "

@@ -293,7 +293,7 @@ class OnDemandModel:
         self.holds_memory = False
         if self._clock() - self._loaded_s >= _PROVEN_S:
             logger.error("a model's process has ended tier=%s status=%d", self.name, status)
-            self.state = "unloaded"
+            self.state, self._failure = "unloaded", _Failure()
         else:
             self._note_failure(f"its process ended soon (status {status}); see the log")
 

@@ -99,6 +99,8 @@ def test_memory_is_the_files_the_cache_and_the_processes(tmp_path: Path) -> None
         (table() + "[server]\nworkers = 2\n", "belong to one process; use 1"),
         (table() + '[engine]\ndevice = "cuda"\n', "name the GPU's memory"),
         (table(lora="nothing"), "write it as name=folder"),
+        (table(revision="main"), "tiers.coder.on_demand: models.large_revision"),
+        (table(checkpoint="none", memory_gib=1), "tiers.coder.on_demand: models"),
         ("[tiers.coder.on_demand]\nkeep_alive_s = 3\n", "tiers.coder.url is missing"),
     ],
 )
