@@ -76,6 +76,8 @@ class _Failure:
     """The last attempt's."""
 
     reason: str = ""
+    detail: str = ""
+    """The same for operators."""
     num_in_a_row: int = 0
     until_s: float = field(default=-math.inf)
     """No other attempt is made before."""
@@ -140,7 +142,8 @@ class OnDemandModel:
     @property
     def reason(self) -> str:
         """Return why it is not loaded, where it was to be; else empty."""
-        return "" if self.is_loaded else self._failure.reason
+        failure = self._failure
+        return "" if self.is_loaded else failure.detail or failure.reason
 
     async def until_loaded(self, end_s: float = math.inf) -> None:
         """Return once it is loaded, until `end_s` on the clock at most. Raises UnavailableError.
@@ -249,12 +252,12 @@ class OnDemandModel:
             await self._host.make_room(self)
             await self._start_process()
         except LackOfRoom as error:  # which may change at any time
-            self._failure.reason = str(error)
+            self._failure.reason, self._failure.detail = str(error), ""
             self.state = "unloaded"
         except LoadError as error:
-            self._note_failure(str(error))
+            self._note_failure(error)
         except asyncio.CancelledError:
-            self._failure.reason = "it was unloaded"
+            self._failure.reason, self._failure.detail = "it was unloaded", ""
             self.state = "unloaded"
             raise
         finally:
@@ -295,7 +298,7 @@ class OnDemandModel:
             logger.error("a model's process has ended tier=%s status=%d", self.name, status)
             self.state, self._failure = "unloaded", _Failure()
         else:
-            self._note_failure(f"its process ended soon (status {status}); see the log")
+            self._note_failure(LoadError(f"its process ended soon (status {status}); see the log"))
 
     async def _end(self, process: ServingProcess) -> None:
         await process.end()
@@ -303,13 +306,14 @@ class OnDemandModel:
         self.state = "unloaded"
         self._failure = _Failure()
 
-    def _note_failure(self, reason: str) -> None:
+    def _note_failure(self, error: LoadError) -> None:
         """Keep other attempts away for a while, longer each time."""
         failure = self._failure
         failure.num_in_a_row += 1
         wait_s = min(RETRY_S * 2 ** min(failure.num_in_a_row - 1, 10), _MAX_RETRY_S)
-        failure.reason, failure.until_s = reason, self._clock() + wait_s
+        failure.reason, failure.detail = str(error), error.detail
+        failure.until_s = self._clock() + wait_s
         self.state = "failed"
         logger.error(
-            "model cannot be loaded tier=%s retry_s=%g reason=%s", self.name, wait_s, reason
+            "model cannot be loaded tier=%s retry_s=%g reason=%s", self.name, wait_s, error.detail
         )

@@ -20,7 +20,14 @@ _END_S: Final = 10.0
 
 
 class LoadError(Exception):
-    """The model could not be loaded. The message is for clients."""
+    """The model could not be loaded. The message is for clients.
+
+    detail: what operators see, which may name files.
+    """
+
+    def __init__(self, message: str, *, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail or message
 
 
 class Serving(msgspec.Struct, tag=True, frozen=True):
@@ -96,7 +103,8 @@ class ModelProcess:
         except ValueError as error:  # msgspec.DecodeError is one, and a line without end
             raise LoadError(f"its process cannot be understood: {error}") from error
         if isinstance(report, Failed):
-            raise LoadError(report.reason)
+            message = "its checkpoint is not readable here; the operator's log says why"
+            raise LoadError(message, detail=report.reason)
         return report.url
 
     async def wait(self) -> int:

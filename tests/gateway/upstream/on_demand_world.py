@@ -34,7 +34,7 @@ class ScriptedProcess:
         """Load, or fail."""
         await self.loaded.wait()
         if self.error:
-            raise LoadError(self.error)
+            raise LoadError(self.error, detail=f"{self.error}: /models/secret")
         return self.url
 
     async def wait(self) -> int:

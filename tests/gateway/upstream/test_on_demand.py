@@ -140,6 +140,7 @@ async def test_a_model_that_cannot_load_is_not_started_again_and_again() -> None
         }
         assert (await refused(broken)).retry_after_s == pytest.approx(10, abs=1)
         assert (broken.state, len(world.started)) == ("failed", 1)
+        assert broken.reason == "no such folder: /models/secret"  # for operators
         world.clock.skipped_s += 11
         assert re.search(r"in (19|20) s", str(await refused(broken)))
         assert len(world.started) == 2

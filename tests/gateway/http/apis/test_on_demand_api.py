@@ -162,7 +162,7 @@ def test_a_wrong_name_and_a_model_that_fails_are_told_to_administrators(world: W
     world.pool.error = "no such file"
     assert world.post("first", "load").status_code == 503
     report = world.reports()["first"]
-    assert (report.state, report.reason) == ("failed", "no such file")
+    assert (report.state, report.reason) == ("failed", "no such file: /models/secret")
     assert world.http.get("/admin/models").status_code == 401
 
 
