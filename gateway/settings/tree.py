@@ -27,6 +27,7 @@ from outrider.gateway.settings.batches import BatchSettings, batch_complaints
 from outrider.gateway.settings.caching import CacheSettings, cache_complaints
 from outrider.gateway.settings.errors import SettingsError as SettingsError
 from outrider.gateway.settings.experiments import ExperimentName, ExperimentSettings
+from outrider.gateway.settings.fleet import FleetSettings
 from outrider.gateway.settings.http_bounds import HttpSettings
 from outrider.gateway.settings.keys import KeySettings
 from outrider.gateway.settings.kv_events import kv_event_complaints
@@ -115,6 +116,7 @@ class Settings(BaseSettings):
     models: ModelSettings = Field(default_factory=ModelSettings)
     adapters: AdapterSettings = Field(default_factory=AdapterSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
+    fleet: FleetSettings = Field(default_factory=FleetSettings)
     speculation: SpeculationSettings = Field(default_factory=SpeculationSettings)
     routing: RoutingSettings = Field(default_factory=RoutingSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)

@@ -11,6 +11,7 @@ from outrider.gateway.engines.backends.remote_client import RemoteEngineClient
 from outrider.gateway.engines.backends.supervised_client import ReconnectPolicy
 from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset
 from outrider.gateway.engines.fleet.addresses import DNS, LISTS, is_looked_up
+from outrider.gateway.engines.fleet.answer_audits import AuditPolicy
 from outrider.gateway.engines.fleet.block_index import BlockIndex
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.demand import Demand
@@ -51,6 +52,9 @@ def build_remote(settings: Settings, tokenizers: Tokenizers | None = None) -> Re
             start_within_s=options.start_within_s,
             max_waiting=options.max_waiting,
             waits_for_tiers=not settings.tiers,
+        ),
+        audits=AuditPolicy(
+            share=settings.fleet.audit_share, removes_at=settings.fleet.audit_removes_at
         ),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from outrider.engine.errors import EngineError
 from outrider.gateway.engines.fleet.addresses import FoundReplicas, Resolve, is_looked_up, resolve
+from outrider.gateway.engines.fleet.answer_audits import AuditPolicy
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.demand import Demand, Needs
 from outrider.gateway.engines.fleet.pool import EnginePool
@@ -23,7 +24,7 @@ class DiscoveredPool(EnginePool):
     be started by it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a pool is made of
         self,
         entries: Iterable[str],
         make_replica: Callable[[str], EngineReplica],
@@ -33,9 +34,12 @@ class DiscoveredPool(EnginePool):
         interval_s: float = 5.0,
         resume_within_s: float = 60.0,
         demand: Demand | None = None,
+        audits: AuditPolicy | None = None,
     ) -> None:
         """`entries`: tcp://HOST:PORT, dns://NAME:PORT, http://HOST/. `interval_s`: of look-ups."""
-        super().__init__((), placement, resume_within_s=resume_within_s, demand=demand)
+        super().__init__(
+            (), placement, resume_within_s=resume_within_s, demand=demand, audits=audits
+        )
         self._entries = tuple(entries)
         self._make_replica = make_replica
         self._cache_aware = placement

@@ -39,4 +39,11 @@ class FleetMetrics(Collector):
         )
         for reason, count in self._pool.failovers.items():
             failovers.add_metric([reason], count)
-        yield from (up, in_flight, requests, failovers)
+        audits = CounterMetricFamily(
+            "outrider_audits",
+            "What audits of answers found of a replica.",
+            labels=["replica", "outcome"],
+        )
+        for name, outcome, count in self._pool.audits.counts():
+            audits.add_metric([name, outcome], count)
+        yield from (up, in_flight, requests, failovers, audits)

@@ -343,6 +343,7 @@ class Flight:
     def _takes(self, attempt: ReplicaAttempt, event: EngineEvent) -> bool:
         """Take in an event; return whether the reader gets it."""
         if isinstance(event, PrefillDone):
+            attempt.numerics = event.numerics
             attempt.replica.note_computed(attempt.request.request_id)
             self._fleet.note_prefill(self.request_id, event.num_cached_tokens)
         elif isinstance(event, TokensEmitted) and attempt.request.resumed_token_ids:
@@ -381,6 +382,8 @@ class Flight:
             case _:
                 if ended_by_itself(last):
                     self._fleet.note_served(self.request)
+                    if not answer.is_resumed and answer.tier == attempt.request.tier:
+                        self._fleet.note_answer(attempt, answer.token_ids)
                 return answer.ended(last)
         self._resume(attempt, last, reason)
         return None

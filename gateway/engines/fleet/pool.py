@@ -18,6 +18,7 @@ from outrider.engine.errors import (
 from outrider.engine.events import AdapterInfo, EngineEvent, EngineInfo, EngineStats
 from outrider.engine.request import AdapterRef, EngineRequest
 from outrider.gateway.engines.backends.client import LOADING_REASON, OnEnd, PausedRequests
+from outrider.gateway.engines.fleet.answer_audits import AnswerAudits, AuditPolicy
 from outrider.gateway.engines.fleet.block_sources import BlockSources, Source
 from outrider.gateway.engines.fleet.candidates import Wanted
 from outrider.gateway.engines.fleet.demand import Demand, Needs
@@ -25,6 +26,7 @@ from outrider.gateway.engines.fleet.fleet_stats import joined_info
 from outrider.gateway.engines.fleet.flight import Flight
 from outrider.gateway.engines.fleet.losses import Losses
 from outrider.gateway.engines.fleet.replica import EngineReplica, needed_tiers
+from outrider.gateway.engines.fleet.replica_attempt import ReplicaAttempt
 from outrider.gateway.engines.fleet.replica_placement import LeastWork, Placement
 from outrider.gateway.engines.fleet.roster import ReplicaState, Roster
 from outrider.verifier.params import Tier
@@ -54,12 +56,14 @@ class EnginePool:
         resume_within_s: float = 60.0,
         drain_timeout_s: float = 60.0,
         demand: Demand | None = None,
+        audits: AuditPolicy | None = None,
     ) -> None:
         """`resume_within_s`: a request that has lost its replica waits so long for another, and a
         new one for a replica that was lost no longer ago.
 
         `drain_timeout_s`: a removed replica has so long to end its answers; the others move then.
-        `demand`: bounds the requests that wait for an engine to be started.
+        `demand`: bounds the requests that wait for an engine to be started. `audits`: none by
+        default.
         """
         self.demand = Demand() if demand is None else demand
         self.resume_within_s = resume_within_s
@@ -71,6 +75,7 @@ class EnginePool:
             move_off=self.move_off,
             on_arrival=self.demand.note_change,
         )
+        self.audits = AnswerAudits(audits or AuditPolicy(), self._roster)
         self._sources = BlockSources(self._roster.replicas, self._roster.board, self._placement)
         self._flights: dict[str, Flight] = {}
         self._watcher: asyncio.Task[None] | None = None
@@ -159,6 +164,7 @@ class EnginePool:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
         self.demand.note_change()
+        await self.audits.close()
         await self._roster.close()
 
     @property
@@ -373,6 +379,10 @@ class EnginePool:
     def note_served(self, request: EngineRequest) -> None:
         """Hear that a request was served to its end."""
         self._losses.note_served(request)
+
+    def note_answer(self, attempt: ReplicaAttempt, token_ids: list[int]) -> None:
+        """Have an answer audited, maybe."""
+        self.audits.keep(attempt, token_ids)
 
     def note_failover(self, reason: str) -> None:
         """Count a request that goes on at another replica."""

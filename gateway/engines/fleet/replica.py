@@ -81,6 +81,7 @@ class EngineReplica:
         self.endpoint = endpoint
         self.is_leaving = False
         self.is_held = False
+        self._distrusted: tuple[str | None] | None = None  # the process that is
         self._process = process
         self.refusal: EngineError | None = None
         self.info: EngineInfo | None = None
@@ -105,7 +106,20 @@ class EngineReplica:
     @property
     def is_draining(self) -> bool:
         """True if it takes no new requests, though it may be up."""
-        return self.is_leaving or self.is_held
+        return self.is_leaving or self.is_held or self.is_distrusted
+
+    @property
+    def is_distrusted(self) -> bool:
+        """True if its answers are wrong, as far as its process was not started anew since."""
+        return self._distrusted == (self.generation,)
+
+    def distrust(self) -> None:
+        """Have its process take no new requests."""
+        self._distrusted = (self.generation,)
+
+    def trust(self) -> None:
+        """Take `distrust` back."""
+        self._distrusted = None
 
     @property
     def role(self) -> EngineRole:

@@ -31,6 +31,8 @@ class ReplicaAttempt:
     """It is the first on another tier, and nothing of it was seen yet."""
     is_counted: bool = False
     """Its replica's end was counted."""
+    numerics: str = ""
+    """The arithmetic of its prompt and answer (`PrefillDone.numerics`)."""
     has_ended: bool = False
     ending: Ending | None = None
 
@@ -76,6 +78,9 @@ class Fleet(Protocol):
 
     def note_served(self, request: EngineRequest) -> None:
         """Hear that a request was served to its end."""
+
+    def note_answer(self, attempt: ReplicaAttempt, token_ids: list[int]) -> None:
+        """Hear what one replica alone has written, from the first token to the last."""
 
     def note_failover(self, reason: str) -> None:
         """Hear that a request goes on at another replica."""

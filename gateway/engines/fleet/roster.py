@@ -235,10 +235,18 @@ class Roster:
         self._note_held(held)
         return held
 
+    def distrust(self, replica: EngineReplica) -> None:
+        """Have a replica whose answers are wrong take no new requests until it is released."""
+        replica.distrust()
+        self.candidates.forget()
+        logger.error("replica is taken out, its answers are not the others' name=%s", replica.name)
+
     def release(self, group: str) -> list[EngineReplica]:
         """Have a group take requests again; return it."""
         self._held_groups.discard(group)
         freed = [each for each in self.replicas.values() if group and each.group == group]
+        for replica in freed:
+            replica.trust()
         self._note_held(freed)
         return freed
 
@@ -286,6 +294,8 @@ def _tiers(infos: Iterable[EngineInfo]) -> set[Tier]:
 def _why_not(replica: EngineReplica) -> str:
     if replica.refusal is not None:
         return str(replica.refusal)
+    if replica.is_distrusted:
+        return "its answers are not those of all others (fleet.audit_removes_at)"
     if replica.is_draining:
         return "it drains"
     return "" if replica.is_up else replica.client.not_ready_reason

@@ -15,6 +15,9 @@ import yaml
 from packaging.specifiers import SpecifierSet
 
 from outrider.engine.events import EngineStats, TierStats
+from outrider.gateway.engines.fleet.answer_audits import AuditPolicy
+from outrider.gateway.engines.fleet.fleet_metrics import FleetMetrics
+from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.experiments.controller import ControllerMetrics
 from outrider.gateway.experiments.feedback import FeedbackDesk
 from outrider.gateway.experiments.left_out import LeftOut
@@ -80,6 +83,7 @@ def exported() -> dict[str, set[str]]:
     SpanCounts(registry)
     registry.register(RouteCollector(_Guard()))  # type: ignore[arg-type]
     watch_draining(Draining(), registry)
+    registry.register(FleetMetrics(EnginePool(audits=AuditPolicy(share=0.5))))
     stats = EngineStats(tiers={"small": TierStats(), "large": TierStats()})
     families = [(family, getattr(family, "_labelnames", ())) for family in engine_families(stats)]
     for collector in set(registry._collector_to_names):
