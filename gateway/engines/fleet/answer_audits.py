@@ -54,7 +54,7 @@ class AnswerAudits:
     """Keeps some of a pool's answers for a moment, and has them judged by idle replicas."""
 
     def __init__(self, policy: AuditPolicy, roster: Roster) -> None:
-        self._policy = policy
+        self.policy = policy
         self._roster = roster
         self._rng = random.Random()
         self._kept: list[AuditedAnswer] = []
@@ -75,7 +75,7 @@ class AnswerAudits:
 
     def counts(self) -> Iterator[tuple[str, Outcome, int]]:
         """Yield how often each replica came out how, zeros too; nothing where none is audited."""
-        for name in self._roster.replicas if self._policy.share else ():
+        for name in self._roster.replicas if self.policy.share else ():
             for outcome in get_args(Outcome):
                 yield name, outcome, self._outcomes[name][outcome]
 
@@ -86,7 +86,7 @@ class AnswerAudits:
 
     def keep(self, attempt: ReplicaAttempt, token_ids: Sequence[int]) -> None:
         """Take in a whole answer; a share of those that can be audited is kept."""
-        is_chosen = self._rng.random() < self._policy.share and bool(token_ids)
+        is_chosen = self._rng.random() < self.policy.share and bool(token_ids)
         if not is_chosen or not can_be_audited(attempt.request):
             return
         answer = AuditedAnswer(attempt=attempt, token_ids=tuple(token_ids), kept_s=time.monotonic())
@@ -206,8 +206,8 @@ class AnswerAudits:
         """Count a replica that differed from all others; at the set rate, it is taken out."""
         outcomes, were_odd = self._outcomes[replica.name], self._were_odd[replica.name]
         outcomes["odd"] += 1
-        limit = max(self._policy.removes_at * len(were_odd), _FEWEST_ODD)
-        if self._policy.removes_at and sum(were_odd) >= limit and not replica.is_draining:
+        limit = max(self.policy.removes_at * len(were_odd), _FEWEST_ODD)
+        if self.policy.removes_at and sum(were_odd) >= limit and not replica.is_draining:
             outcomes["removed"] += 1
             were_odd.clear()
             self._roster.distrust(replica)

@@ -94,7 +94,9 @@ class BlockSources:
         replica = next(
             (each for each in self._replicas.values() if each.load.index_lane == source.lane), None
         )
-        if replica is None or replica is target or not _can_send(replica, target, request):
+        if replica is None or replica is target or replica.is_distrusted:
+            return None
+        if not _can_send(replica, target, request):
             return None
         return self._source(request, target, replica, source.num_tokens)
 

@@ -382,7 +382,7 @@ class Flight:
             case _:
                 if ended_by_itself(last):
                     self._fleet.note_served(self.request)
-                    if not answer.is_resumed and answer.tier == attempt.request.tier:
+                    if answer.tier == attempt.request.tier:
                         self._fleet.note_answer(attempt, answer.token_ids)
                 return answer.ended(last)
         self._resume(attempt, last, reason)

@@ -164,8 +164,8 @@ class EnginePool:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
         self.demand.note_change()
-        await self.audits.close()
         await self._roster.close()
+        await self.audits.close()
 
     @property
     def is_ready(self) -> bool:

@@ -15,9 +15,16 @@ from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.fleet import answer_audits
 from outrider.gateway.engines.fleet.answer_audits import AuditPolicy
 from outrider.gateway.engines.fleet.audited_answer import AuditedAnswer, can_be_audited, is_same
+from outrider.gateway.engines.fleet.block_sources import BlockSources
+from outrider.gateway.engines.fleet.fleet_metrics import FleetMetrics
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.engines.fleet.replica import EngineReplica
 from outrider.gateway.engines.fleet.replica_attempt import ReplicaAttempt
+from outrider.gateway.engines.fleet.replica_placement import CachedElsewhere, LeastWork, LoadBoard
+from outrider.gateway.settings.fleet import FleetSettings
+from outrider.gateway.settings.sections import EngineSettings
+from outrider.gateway.settings.tree import Settings
+from outrider.gateway.wiring.fleet import build_remote
 from outrider.verifier.params import CascadeParams
 from outrider.verifier.token_logprobs import Judgement
 from tests.gateway.engines.backends.clients import becomes, started
@@ -29,13 +36,26 @@ ALL = AuditPolicy(share=1.0, removes_at=0.5)
 
 
 class JudgingEngine(MortalEngine):
-    """Judges by the tokens that it would write itself, which are `shift` off."""
+    """Judges by the tokens that it would write itself.
 
-    def __init__(self, *, shift: int = 0, refuses: bool = False, dies: bool = False) -> None:
+    They are `shift` off, behind prompts whose first token is `wrong_from` or more.
+    """
+
+    def __init__(
+        self,
+        *,
+        shift: int = 0,
+        wrong_from: int = 0,
+        refuses: bool = False,
+        dies: bool = False,
+        judges_with: str = "",
+    ) -> None:
         super().__init__(step_s=0.001, numerics="the same")
         self.shift = shift
+        self.wrong_from = wrong_from
         self.refuses = refuses
         self.dies = dies
+        self.judges_with = judges_with
         self.asked: list[EngineRequest] = []
 
     def submit(self, request: EngineRequest) -> None:
@@ -45,34 +65,39 @@ class JudgingEngine(MortalEngine):
             self.is_doomed = self.dies
 
     def step(self, *args: Any) -> list[EngineEvent]:
-        running = [each.request for each in self.running.values()]
-        judged = [] if self.refuses else [_judged(each, self.shift) for each in running]
+        running = {request_id: each.request for request_id, each in self.running.items()}
+        judged = [self._judged(each) for each in running.values() if each.verification]
         written = [
-            replace(event, token_ids=tuple(token + self.shift for token in event.token_ids))
+            self._shifted(event, running[event.request_id])
             if isinstance(event, TokensEmitted)
             else event
             for event in super().step(*args)
         ]
-        return [*filter(None, judged), *written]
+        return [*([] if self.refuses else judged), *written]
 
+    def _shift_of(self, prompt: tuple[int, ...]) -> int:
+        return self.shift if prompt[0] >= self.wrong_from else 0
 
-def _judged(request: EngineRequest, shift: int) -> EngineEvent | None:
-    if request.verification is None:
-        return None
-    count = request.verification.num_tokens
-    prompt, text = request.prompt_token_ids[:-count], request.prompt_token_ids[-count:]
-    own = [sum(prompt) + place + shift for place in range(count)]
-    num_same = sum(a == b for a, b in zip(text, own, strict=True))
-    return PrefillDone(
-        request_id=request.request_id,
-        tier=request.tier,
-        num_prompt_tokens=len(request.prompt_token_ids),
-        num_cached_tokens=0,
-        queue_s=0.0,
-        judgements=(
-            Judgement(num_tokens=count, num_same=num_same, total_gap=10.0 * (count - num_same)),
-        ),
-    )
+    def _shifted(self, event: TokensEmitted, request: EngineRequest) -> TokensEmitted:
+        shift = self._shift_of(request.prompt_token_ids)
+        return replace(event, token_ids=tuple(token + shift for token in event.token_ids))
+
+    def _judged(self, request: EngineRequest) -> PrefillDone:
+        assert request.verification is not None
+        count = request.verification.num_tokens
+        prompt, text = request.prompt_token_ids[:-count], request.prompt_token_ids[-count:]
+        first = sum(prompt) + self._shift_of(prompt)
+        num_same = sum(token == first + place for place, token in enumerate(text))
+        gap = 10.0 * (count - num_same)
+        return PrefillDone(
+            request_id=request.request_id,
+            tier=request.tier,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_cached_tokens=0,
+            queue_s=0.0,
+            numerics=self.judges_with,
+            judgements=(Judgement(num_tokens=count, num_same=num_same, total_gap=gap),),
+        )
 
 
 @asynccontextmanager
@@ -141,12 +166,17 @@ async def test_the_one_that_differs_from_all_others_is_taken_out_and_readmitted(
         assert not_taking(pool) == []
 
 
-async def test_below_the_rate_and_at_none_it_is_told_of_only() -> None:
-    engines = {"x": JudgingEngine(shift=3), "y": JudgingEngine(), "z": JudgingEngine()}
-    async with fleet(AuditPolicy(share=1.0), **engines) as (pool, _):
-        await asked(pool, 24)
-        assert counts(pool)["x", "odd"] > 3
-        assert not_taking(pool) == []
+@pytest.mark.parametrize(("removes_at", "is_removed"), [(0.0, False), (0.9, False), (0.1, True)])
+async def test_below_the_rate_and_at_none_it_is_told_of_only(
+    removes_at: float, *, is_removed: bool
+) -> None:
+    wrong = JudgingEngine(shift=3, wrong_from=21)
+    engines = {"x": wrong, "y": JudgingEngine(), "z": JudgingEngine()}
+    async with fleet(AuditPolicy(share=1.0, removes_at=removes_at), **engines) as (pool, _):
+        await asked(pool, 60)
+        assert counts(pool)["x", "odd"] >= 3
+        assert ("y", "odd") not in counts(pool)
+        assert not_taking(pool) == (["x"] if is_removed else [])
 
 
 async def test_of_two_replicas_neither_is_blamed(caplog: pytest.LogCaptureFixture) -> None:
@@ -159,13 +189,15 @@ async def test_of_two_replicas_neither_is_blamed(caplog: pytest.LogCaptureFixtur
     assert "odd=unknown" in caplog.text
 
 
-async def test_a_replica_that_refuses_audits_harms_nothing() -> None:
-    engines = {"x": JudgingEngine(), "y": JudgingEngine(), "z": JudgingEngine(refuses=True)}
-    async with fleet(**engines) as (pool, _):
-        await asked(pool, 12)
+async def test_replicas_that_refuse_audits_harm_nothing() -> None:
+    engines = {"x": JudgingEngine(refuses=True), "y": JudgingEngine(refuses=True)}
+    async with fleet(**engines, z=JudgingEngine()) as (pool, _):
+        await asked(pool, 24)
         found = counts(pool)
-        assert found["z", "refused"] == len(engines["z"].asked)
-        assert sum(count for (_, word), count in found.items() if word == "same") == 12
+        refused = sum(found.get((name, "refused"), 0) for name in "xy")
+        assert refused == sum(len(engine.asked) for engine in engines.values()) > 0
+        ended = [count for (_, word), count in found.items() if word in {"same", "missed"}]
+        assert sum(ended) == 24
         assert not_taking(pool) == []
 
 
@@ -178,13 +210,22 @@ async def test_audits_that_nobody_answers_are_missed() -> None:
 
 
 async def test_a_replica_that_dies_of_an_audit_ends_audits_for_a_while() -> None:
-    async with fleet(x=JudgingEngine(), y=JudgingEngine(dies=True)) as (pool, engines):
-        await ask(pool, *(make_request(f"{n}", (n + 1,), max_tokens=9) for n in range(4)))
-        await becomes(lambda: bool(engines["y"].asked))
-        await becomes(lambda: [state.is_up for state in pool.states()] == [True, False])
-        await ask(pool, *(make_request(f"x{n}", (n + 1,), max_tokens=9) for n in range(4)))
-        assert len(engines["y"].asked) == 1
+    engines = {"x": JudgingEngine(), "y": JudgingEngine(dies=True), "z": JudgingEngine(dies=True)}
+    async with fleet(**engines) as (pool, _):
+        await ask(pool, *(make_request(f"{n}", (n + 1,), max_tokens=9) for n in range(9)))
+        await becomes(lambda: [state.is_up for state in pool.states()].count(False) == 1)
+        await ask(pool, *(make_request(f"x{n}", (n + 1,), max_tokens=9) for n in range(9)))
+        await asyncio.sleep(0.3)
+        assert sum(len(engines[name].asked) for name in "yz") == 1
+        assert pool.audits.num_kept
         assert not_taking(pool) == []
+
+
+async def test_a_judge_that_computes_otherwise_by_now_says_nothing() -> None:
+    async with fleet(x=JudgingEngine(judges_with="b"), y=JudgingEngine(judges_with="b")) as found:
+        pool, _ = found
+        await asked(pool, 3)
+        assert {word for _, word in counts(pool)} == {"missed", "refused"}
 
 
 async def test_a_replica_that_has_work_judges_later() -> None:
@@ -315,3 +356,48 @@ def test_only_rounding_is_forgiven_and_only_where_there_is_any() -> None:
     assert [is_same(each, is_deterministic=False) for each in (whole, near_tie, cut_off)] == [
         True, True, False,
     ]  # fmt: skip
+
+
+class OtherHasBlocks(LeastWork):
+    """A placement that counts on the blocks of replica 1."""
+
+    def source(self, request_id: str) -> CachedElsewhere | None:
+        return CachedElsewhere(lane=1, num_tokens=100)
+
+
+def test_no_blocks_come_from_a_replica_whose_answers_are_wrong() -> None:
+    info = JudgingEngine().info()
+    tier = replace(info.tiers["large"], kv_fingerprint="f", kv_token_bytes=1.0)
+    replicas = {}
+    for lane, name in enumerate("xy"):
+        client = InProcessEngineClient(lambda _: JudgingEngine())
+        replicas[name] = EngineReplica(name, client, index_lane=lane, endpoint=f"tcp://{name}:1")
+        replicas[name].info = replace(info, tiers={"large": tier})
+    sources = BlockSources(replicas, LoadBoard(), OtherHasBlocks())
+    request = make_request("a")
+    assert sources.find(request, replicas["x"], may_prefill=False) is not None
+    replicas["y"].distrust()
+    assert sources.find(request, replicas["x"], may_prefill=False) is None
+
+
+async def test_metrics_count_by_replica_and_outcome() -> None:
+    async with fleet(x=JudgingEngine(), y=JudgingEngine()) as (pool, _):
+        await asked(pool, 3)
+        (found,) = [each for each in FleetMetrics(pool).collect() if each.name == "outrider_audits"]
+        assert len(found.samples) == 12
+        assert sum(each.value for each in found.samples if each.labels["outcome"] == "same") == 3
+        assert sum(each.value for each in found.samples) == 3
+
+
+def test_the_settings_say_how_much_is_audited() -> None:
+    engines = EngineSettings(replicas=("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"))
+    for given, policy in (
+        (FleetSettings(), AuditPolicy(share=0.0, removes_at=0.05)),
+        (
+            FleetSettings(audit_share=0.25, audit_removes_at=0.0),
+            AuditPolicy(share=0.25, removes_at=0.0),
+        ),
+    ):
+        pool = build_remote(Settings(engine=engines, fleet=given))
+        assert isinstance(pool, EnginePool)
+        assert pool.audits.policy == policy
