@@ -15,6 +15,7 @@ from outrider.gateway.telemetry.redaction import redact_json, redact_text
         ("write to jane.doe+x@mail.example.org!", "write to [email]!"),
         ("card 4111 1111 1111 1111, please", "card [card], please"),
         ("5500-0000-0000-0004", "[card]"),
+        ("5 4111 1111 1111 1111 12 378282246310005", "5 [card] 12 [card]"),
         ("IBAN DE89 3704 0044 0532 0130 00.", "IBAN [account]."),
         ("gb82WEST12345698765432", "[account]"),
         ("call +49 30 901820 or +1 (555) 010-9999", "call [phone] or [phone]"),
