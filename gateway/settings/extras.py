@@ -21,6 +21,7 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "bench": ("matplotlib",),
         "postgres": ("psycopg",),
         "sign-in": ("jwt", "cryptography"),
+        "presidio": ("presidio_analyzer",),
     }
 )
 """The modules of each extra that are imported."""

@@ -8,6 +8,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from outrider.gateway.settings.aliases import AliasSettings
+from outrider.gateway.settings.checks import CheckSettings
 from outrider.gateway.settings.experiments import ArmSpec, ExperimentSettings
 from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.paths import named_sections
@@ -33,6 +34,7 @@ _EXAMPLES: Final[Mapping[str, tuple[str, BaseModel]]] = {
             grants={"people": GrantSettings(claim="groups", value="ml", team="research")},
         ),
     ),
+    "checks": ("private", CheckSettings(redact=("email", "card", "key"))),
     "charges": ("large", UpstreamPriceSettings(prompt=2, completion=8)),
     "experiments": (
         "short-drafts",

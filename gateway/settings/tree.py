@@ -25,6 +25,7 @@ from outrider.gateway.settings.alerts import AlertSettings, alert_complaints
 from outrider.gateway.settings.aliases import AliasSettings, alias_complaints
 from outrider.gateway.settings.batches import BatchSettings, batch_complaints
 from outrider.gateway.settings.caching import CacheSettings, cache_complaints
+from outrider.gateway.settings.checks import CheckSettings, check_complaints
 from outrider.gateway.settings.errors import SettingsError as SettingsError
 from outrider.gateway.settings.experiments import ExperimentName, ExperimentSettings
 from outrider.gateway.settings.fleet import FleetSettings
@@ -155,6 +156,8 @@ class Settings(BaseSettings):
     on_demand: OnDemandPoolSettings = Field(default_factory=OnDemandPoolSettings)
     aliases: dict[str, AliasSettings] = Field(default_factory=dict)
     """Further names that requests use as model, each for a model or a chain of models."""
+    checks: dict[str, CheckSettings] = Field(default_factory=dict)
+    """Checks of requests and answers, by name, in the order in which they are made."""
     cache: CacheSettings = Field(default_factory=CacheSettings)
     responses: ResponseSettings = Field(default_factory=ResponseSettings)
     batches: BatchSettings = Field(default_factory=BatchSettings)
@@ -186,6 +189,7 @@ class Settings(BaseSettings):
             *cache_complaints(self.cache, self.tiers, has_redis=self.redis_url is not None),
             *response_complaints(self.responses, self.server, has_redis=self.redis_url is not None),
             *batch_complaints(self.batches, self.database_url),
+            *check_complaints(self.checks),
             *adapter_complaints(self.adapters, self.models, (*self.tiers, *self.aliases)),
             *alert_complaints(self.alerts),
             *kv_event_complaints(self.engine),

@@ -85,11 +85,14 @@ class Opening:
     async def run(self) -> UpstreamRequest:
         """Return the request whose answer has begun.
 
-        Raises UpstreamRefusalError and LoopError at once, DeadlineExceededError at the deadline.
+        Raises UpstreamRefusalError and LoopError at once, DeadlineExceededError at the deadline,
+        BadRequestError for what cannot be redacted.
         When all attempts failed: ThrottledError if there were too many requests; UnavailableError
         if no replica could be asked, or only the time to come back is known; else the last
         UpstreamError.
         """
+        if (redact := self._tier.parts.redact) is not None:
+            self._body = await redact(self._body)
         if self._kind == "answer":
             self._tier.hedges.earn()
         try:

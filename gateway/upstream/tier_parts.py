@@ -1,7 +1,7 @@
 """The shared dependencies of one upstream tier's parts."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ class TierParts:
     clock: Callable[[], float]
     """Gives seconds, as do the times in calls."""
     rng: random.Random
+    redact: Callable[[bytes], Awaitable[bytes]] | None = None
+    """Takes out of a request's body what the tier's servers may not get; None: nothing."""
     count_text: Callable[[str], int] | None = None
     """Counts the tokens of a text. None where the server's tokenizer is not known."""
     count_prompt: Callable[[UpstreamCall], int | None] | None = None

@@ -200,6 +200,7 @@ def build_answers(
         tokenizing=build_tokenizing(parts, jobs, chains),
         idempotent=idempotent,
         cache=answer_cache(parts, jobs),
+        checks=parts.checks,
         responses_api=ResponsesApi(
             has_upstream_tiers=has_tiers,
             ignores_unknown=ignores_unknown,

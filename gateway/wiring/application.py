@@ -79,6 +79,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     answers = build_answers(parts, intake, planner, jobs, chains, catalog)
     passing = PassThroughEndpoints(
         intake=intake,
+        checks=parts.checks,
         passing=PassThrough(upstream=parts.upstream, names=catalog, chains=chains),
     )
     batches = build_batches(parts, answers, passing, status)
@@ -299,6 +300,7 @@ def _build_lifespan(
         read_metrics=status.families,
         loop_lag=loop_lag,
         cache=parts.cache.store,
+        checks=parts.checks,
         responses=parts.responses,
         checks_pair=parts.routing.pair is not None,
         adapter_watcher=watcher,

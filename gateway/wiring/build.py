@@ -113,6 +113,7 @@ def build_parts(
     from outrider.gateway.wiring.aliases import checked_aliases
     from outrider.gateway.wiring.batches import build_batch_store
     from outrider.gateway.wiring.caching import build_cache
+    from outrider.gateway.wiring.checks import build_checks
     from outrider.gateway.wiring.gateway_parts import GatewayParts
     from outrider.gateway.wiring.receipts import signing_keys
     from outrider.gateway.wiring.responses import build_response_store
@@ -152,6 +153,7 @@ def build_parts(
         unknown_fields=settings.unknown_fields,
         reasoning_field=settings.reasoning_field,
         cache=build_cache(settings),
+        checks=build_checks(settings, metrics.registry),
         signing_keys=signing_keys(settings.receipts),
         responses=build_response_store(settings),
         batches=build_batch_store(settings, tenancy.database),

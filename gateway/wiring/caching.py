@@ -13,7 +13,17 @@ from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.gateway_parts import CacheParts, GatewayParts
 
 _TIMEOUT_S = 0.25
-_SHAPING = ("models", "engine", "speculation", "routing", "handoff", "tiers", "aliases", "limits")
+_SHAPING = (
+    "models",
+    "engine",
+    "speculation",
+    "routing",
+    "handoff",
+    "tiers",
+    "aliases",
+    "limits",
+    "checks",
+)
 """Sections of the settings that may shape an answer."""
 
 

@@ -35,6 +35,7 @@ from outrider.router.policy import RoutePolicy
 from outrider.verifier.params import Tier
 
 if TYPE_CHECKING:
+    from outrider.gateway.checks.checks import Checks
     from outrider.gateway.telemetry.otlp_metrics import MetricsPush
 
 
@@ -82,6 +83,8 @@ class GatewayParts:
     reasoning_field: ReasoningField = "reasoning_content"
     cache: CacheParts = field(default_factory=CacheParts)
     sign_in: SignInSettings = field(default_factory=SignInSettings)
+    checks: "Checks | None" = None
+    """None where no check asks a hook."""
     responses: ResponseStore | None = None
     """None where responses are not stored."""
     batches: BatchStore | None = None

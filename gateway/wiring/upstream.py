@@ -26,6 +26,7 @@ from outrider.gateway.upstream.tier import UpstreamTier
 from outrider.gateway.upstream.tier_parts import TierParts
 from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.wiring.checkpoints import checkpoint
+from outrider.gateway.wiring.checks import build_redaction
 from outrider.gateway.wiring.credentials import LiveSecrets, build_credential, credential_complaints
 from outrider.gateway.wiring.on_demand import (
     build_pool,
@@ -75,6 +76,7 @@ def build_upstreams(
     """
     check_upstreams(settings, environ)
     rng = rng or random.Random()
+    redact = build_redaction(settings)
     tiers: dict[str, UpstreamTier] = {}
     for name, options in settings.tiers.items():
         if options.unknown_fields is None:
@@ -92,6 +94,7 @@ def build_upstreams(
             credential = credential_of(name, needs, clock)
         else:
             credential = build_credential(name, options, parts.dialect, environ, clock)
+            parts = replace(parts, redact=None if options.local else redact)
         tiers[name] = UpstreamTier(name, options, parts, credential)
     return tiers
 

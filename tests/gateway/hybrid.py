@@ -25,6 +25,7 @@ from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.batches import build_batch_store
 from outrider.gateway.wiring.caching import build_cache
+from outrider.gateway.wiring.checks import build_checks
 from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.responses import build_response_store
 from outrider.gateway.wiring.tenancy import build_tenancy
@@ -227,6 +228,7 @@ def hybrid(
             aliases=settings.aliases,
             unknown_fields=settings.unknown_fields,
             cache=build_cache(settings),
+            checks=build_checks(settings, metrics.registry),
             responses=build_response_store(settings),
             batches=build_batch_store(settings, tenancy.database),
             sign_in=settings.sign_in,

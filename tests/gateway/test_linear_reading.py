@@ -25,6 +25,7 @@ from outrider.gateway.answering.text import channels, tool_parser
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.control_tokens import ControlTokens
 from outrider.gateway.answering.text.tool_prompt import _SHORT_ID
+from outrider.gateway.checks.texts import _BASE64
 from outrider.gateway.contract.errors.http import INVALID_REQUEST, Problem
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema import forms
@@ -226,7 +227,14 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
             "00",
             "(12) ",
             "12 34 567 ",
+            "4111 ",
+            "4-",
         )
+    ),
+    "gateway/checks/texts.py:_BASE64": (
+        (fullmatch(_BASE64), "a"),
+        (lambda text: _BASE64.fullmatch(f"data:{text}"), "a,"),
+        (lambda text: _BASE64.fullmatch(f"data:a,{text}"), "="),
     ),
     "gateway/telemetry/redaction.py:_account": ((redact_text, "gb82 west 1234 5698 7654 32 "),),
     "gateway/tenancy/keys/keys.py:KEY_ID": ((id_in, "or-"),),

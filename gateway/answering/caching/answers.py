@@ -131,6 +131,7 @@ class AnswerCache:
         return (
             facts is not None
             and facts.outcome == "stop"
+            and not chain.is_unchecked
             and not facts.is_degraded
             and not facts.is_cut_by_limit
             and chain.arm == chain.parsed.context.arm  # else it was answered in no arm
@@ -184,6 +185,11 @@ class CachedAnswer:
     def arm(self) -> str:
         """The request's arms of experiments."""
         return self._chain.arm
+
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether a check gave no verdict, and was to be passed over then."""
+        return self._chain.is_unchecked
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -313,8 +319,8 @@ def answer_key(basis: ParsedRequest, document: dict[str, Any], version: bytes) -
     """Return 32 bytes that are equal for requests whose answers are distributed alike.
 
     They cover the request without its labels, whatever the order of its fields; the models behind
-    its first one; its arms of experiments; the tiers that its key may use; the tenant's salt; and
-    `version`, which stands for the gateway's models and settings.
+    its first one; its arms of experiments; the tiers that its key may use; the tenant's salt; the
+    checks of its answer; and `version`, which stands for the gateway's models and settings.
     """
     context = basis.context
     principal = context.principal
@@ -332,5 +338,6 @@ def answer_key(basis: ParsedRequest, document: dict[str, Any], version: bytes) -
         context.arm,
         None if tiers is None else sorted(tiers),
         principal.cache_salt,
+        () if context.check is None else context.check.names,
     )
     return hashlib.blake2b(_encode(shaped), key=version, digest_size=32).digest()

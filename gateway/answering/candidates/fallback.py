@@ -120,11 +120,29 @@ class FallbackChain:
         """The request's arms of experiments; final once an answer has begun."""
         return self._lineup.arm
 
-    async def parts(self) -> AsyncGenerator[bytes]:
-        """The body of the response. Closing this ends all work on the request.
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether a check gave no verdict, and was to be passed over then."""
+        check = self.parsed.context.check
+        return check is not None and check.was_skipped
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the client asked for the chunk that carries `usage`."""
+        options = self.parsed.body.document.get("stream_options")
+        return isinstance(options, dict) and bool(options.get("include_usage"))
+
+    def parts(self) -> AsyncGenerator[bytes]:
+        """The body of the response, checked. Closing this ends all work on the request.
 
         Raises GatewayError or EngineError; before the first part, that of the most telling failure.
         """
+        check = self.parsed.context.check
+        parts = self._answered()
+        return parts if check is None else check.answer(self, parts)
+
+    async def _answered(self) -> AsyncGenerator[bytes]:
+        """Yield the body as the models wrote it."""
         begun: _Begun | None = await self._begin()
         ignored = () if self._current is None else tuple(self._current.ignored_fields)
         if self.responder is not None:

@@ -14,7 +14,13 @@ from outrider.gateway.answering.reading.placement_policy import (
     Named,
     PlacementPolicy,
 )
-from outrider.gateway.contract.answers.responder import DIRECT, PartialAnswer, Place, RouteReason
+from outrider.gateway.contract.answers.responder import (
+    DIRECT,
+    AnswerCheck,
+    PartialAnswer,
+    Place,
+    RouteReason,
+)
 from outrider.gateway.contract.errors.tree import BadRequestError, PermissionDeniedError
 from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.common import OutriderOptions
@@ -100,6 +106,8 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of another API's request that its translation has left out."""
     begins_with_usage: bool = False
     """Another API's writer wants the prompt's tokens in the first chunk of a stream."""
+    check: AnswerCheck | None = None
+    """Checks the answer on its way to the client; None where no check is for the request."""
 
 
 class LocalQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,6 +86,34 @@ class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What its grammar does not enforce of schemas that are not strict, as the request's fields."""
 
 
+class CheckedParts(Protocol):
+    """An answer whose parts are checked."""
+
+    is_streamed: bool
+
+    @property
+    def facts(self) -> AnswerFacts | None:
+        """The facts as far as they are known."""
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the client asked for the chunk that carries `usage`."""
+
+
+class AnswerCheck(Protocol):
+    """Checks the answer of one request."""
+
+    was_skipped: bool
+    """Something went on unchecked: the answer is not kept."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What checks it."""
+
+    def answer(self, answer: CheckedParts, parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        """Return the parts as they may be sent. Closing this closes `parts`."""
+
+
 class Responder(Protocol):
     """One way to answer a request. Use once."""
 

@@ -329,7 +329,7 @@ class _RepeatableResponse(Response):
             response = await self._make()
             await response(scope, receive, recorder)
             # A stream that broke off has the status of success.
-            is_good = not getattr(response, "has_failed", False)
+            is_good = getattr(response, "may_be_kept", True)
         finally:
             self._answers.end(self._name, slot, recorder, is_good=is_good)
 

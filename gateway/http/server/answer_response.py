@@ -105,9 +105,13 @@ class ClientFormat:
             body = self._veil.body(body)
         return body if self._writer is None else self._writer.whole(body)
 
-    async def stored(self, sent: bytes) -> bytes:
-        """Store the answer before its last bytes are sent; return these."""
-        return sent if self._storage is None else await self._storage.store(sent)
+    async def stored(self, sent: bytes, *, is_unchecked: bool) -> bytes:
+        """Store the answer, if it may be kept, before its last bytes are sent; return these."""
+        if self._storage is None:
+            return sent
+        if is_unchecked:
+            self._storage.forbid()
+        return await self._storage.store(sent)
 
     def headers(self, headers: dict[str, str]) -> dict[str, str]:
         """Return the headers that may be sent."""
@@ -234,6 +238,11 @@ class AnswerResponse(LateResponse):
         self._status: int | None = None
         self._facts: AnswerFacts | None = None
 
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether the answer may be sent again: no error ended it, and no check was skipped."""
+        return not self.has_failed and not self._answering.is_unchecked
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. Raises GatewayError or EngineError before the first byte only."""
         request_id = scope.get("state", {}).get("request_id")
@@ -284,7 +293,7 @@ class AnswerResponse(LateResponse):
             on_part(body)
         body = self._format.whole(body)
         await self._finish(limit)
-        body = await self._format.stored(body)
+        body = await self._format.stored(body, is_unchecked=self._answering.is_unchecked)
         self._facts = self._answering.facts
         head = {"content-type": "application/json", "content-length": str(len(body))}
         await self._start(send, head)
@@ -305,7 +314,8 @@ class AnswerResponse(LateResponse):
                         on_part(part)
                     if sent := self._format.part(part):
                         if is_last:
-                            sent = await self._format.stored(sent)
+                            is_unchecked = self._answering.is_unchecked
+                            sent = await self._format.stored(sent, is_unchecked=is_unchecked)
                         await send({"type": "http.response.body", "body": sent, "more_body": True})
         except Exception as error:
             if self._status is None:

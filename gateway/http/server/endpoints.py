@@ -4,7 +4,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -46,6 +46,9 @@ from outrider.gateway.tenancy.keys.keys import ANONYMOUS, Principal
 from outrider.gateway.tenancy.metering.meter import MeteredEnding, RequestMeter
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.upstream.call import HOPS_HEADER
+
+if TYPE_CHECKING:
+    from outrider.gateway.checks.checks import Checks
 
 MAX_SMALL_BODY_BYTES: Final = 2**20
 """The bound on a body that holds no prompt."""
@@ -218,6 +221,8 @@ class AnswerEndpoints:
     infill_api: InfillApi
     verify_api: VerifyApi
     clock: Callable[[], float]
+    checks: "Checks | None" = None
+    """None where no check is configured."""
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
@@ -300,7 +305,12 @@ class AnswerEndpoints:
         if trace is not None:
             meter.span = trace.span
         try:
-            translated = None
+            translated, check = None, None
+            if self.checks is not None:
+                name = endpoint if api is None else api.name
+                request_id = request_id_of(request)
+                check = self.checks.of_request(body, meter.principal, request_id, name)
+                body = body if check is None else await check.request()
             if api is not None:
                 caller = Caller(principal=meter.principal, reserve=reserve)
                 translated = await api.read(body, caller)
@@ -316,6 +326,9 @@ class AnswerEndpoints:
                 if translated.ready is not None:
                     await self.planner.route_report(endpoint, body, context)
                     return await _looked_up(translated.ready, meter, trace)
+            if check is not None:  # a trace would tell what they have not seen
+                with_trace = context.with_trace and not check.names
+                context = msgspec.structs.replace(context, check=check, with_trace=with_trace)
             veil = veil_of(self.planner.chains, body, meter.principal)
             planned = await self.planner.plan(endpoint, body, context)
             answering = self.cache.serve(planned)

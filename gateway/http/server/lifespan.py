@@ -28,6 +28,7 @@ from outrider.gateway.telemetry.tracer import Tracer
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 
 if TYPE_CHECKING:
+    from outrider.gateway.checks.checks import Checks
     from outrider.gateway.telemetry.otlp_metrics import MetricsPush, ReadFamilies
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Lifespan:
     prompts: NamedPrompts
     alerts: AlertWatch | None = None
     cache: CacheStore | None = None
+    checks: "Checks | None" = None
     responses: ResponseStore | None = None
     batches: BatchRunner | None = None
     push: "MetricsPush | None" = None
@@ -91,6 +93,8 @@ class Lifespan:
             await self.tenancy.close()
             if self.cache is not None:
                 await self.cache.close()
+            if self.checks is not None:
+                await self.checks.close()
             if self.responses is not None:
                 await self.responses.close()
             await self.capture.close()

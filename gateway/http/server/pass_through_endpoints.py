@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -25,6 +25,9 @@ from outrider.gateway.http.server.endpoints import RequestIntake, request_contex
 from outrider.gateway.http.server.veil import veil_for
 from outrider.gateway.tenancy.metering.meter import RequestMeter
 
+if TYPE_CHECKING:
+    from outrider.gateway.checks.checks import Checks
+
 Translate = Callable[[bytes], Awaitable[tuple[bytes, Callable[[bytes], bytes]]]]
 """Translates another API's request; returns it, and what translates its answer back."""
 
@@ -37,6 +40,8 @@ class PassThroughEndpoints:
 
     intake: RequestIntake
     passing: PassThrough
+    checks: "Checks | None" = None
+    """None where no check is configured."""
 
     def endpoint(
         self, route: PassedRoute, translate: Translate | None = None
@@ -66,9 +71,14 @@ class PassThroughEndpoints:
             responses: list[Response] = []
 
             async def passed() -> None:
+                checked = body
+                if self.checks is not None and not route.takes_form:
+                    checked = await self._checked(self.checks, route, request, body, meter)
                 content_type = request.headers.get("content-type", "")
                 model = model_in_path(request)
-                asked, answered = (body, None) if translate is None else await translate(body)
+                asked, answered = checked, None
+                if translate is not None:
+                    asked, answered = await translate(checked)
                 found = await self.passing.answer(route, content_type, asked, context, model)
                 responses.append(self._response(found, meter, answered))
 
@@ -84,6 +94,15 @@ class PassThroughEndpoints:
             await response(scope, receive, send)
 
         return WorkResponse(work)
+
+    @staticmethod
+    async def _checked(
+        checks: "Checks", route: PassedRoute, request: Request, body: bytes, meter: RequestMeter
+    ) -> bytes:
+        """Return the request as it may go on. Raises BadRequestError where it may not."""
+        name = route.path.strip("/")
+        check = checks.of_request(body, meter.principal, request_id_of(request), name)
+        return body if check is None else await check.request()
 
     def _response(
         self,

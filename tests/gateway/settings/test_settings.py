@@ -110,6 +110,9 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
         "OUTRIDER_SIGN_IN__ISSUERS__NAME__GRANTS__NAME__VALUE": "v",
         "OUTRIDER_SIGN_IN__ISSUERS__NAME__GRANTS__NAME__MODELS": "m",
         "OUTRIDER_SIGN_IN__ISSUERS__NAME__GRANTS__NAME__TIERS": "t",
+        # A check has one of the two, and an empty variable counts as none.
+        "OUTRIDER_CHECKS__NAME__FUNCTION": "module:function" if path[-1] == "function" else "",
+        "OUTRIDER_CHECKS__NAME__URL": "" if path[-1] == "function" else "http://localhost",
     }
     if path[0] == "aliases":  # a tier has the usual name, and no alias may share it
         path = ("aliases", "ALIAS", *path[2:])
@@ -121,6 +124,7 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
                 **{"tier": "name", "small": "name", "model": "m", "api_key_env": "KEY"},
                 **{"unknown_fields": "pass", "continue_on_failure": "True", "continues": "True"},
                 "content": "True",
+                "secret": f"whsec_{'A' * 32}",
                 **dict.fromkeys(("kv_events", "kv_events_replay"), "tcp://127.0.0.1:5557"),
                 **{"preset": "groq", "sign_in": "key", "reveals": "tiers"},
             }

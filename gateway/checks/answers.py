@@ -1,0 +1,316 @@
+"""Answers that are checked on their way: whole ones, and streams window by window.
+
+A stream is read ahead while a check runs beside it. What is read meanwhile is the next window, so a
+slow check makes larger windows and not a slower stream. Nothing is sent before its verdict.
+"""
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from itertools import takewhile
+from typing import Any, Final
+
+import msgspec
+
+from outrider.gateway.checks.checks import Asked, BlockedError, RequestChecks
+from outrider.gateway.checks.texts import texts_of
+from outrider.gateway.contract.answers.responder import CheckedParts
+from outrider.gateway.contract.errors.tree import GenerationError
+from outrider.gateway.contract.schema.line_ends import escape_line_ends
+from outrider.gateway.upstream.dialects.base import DONE
+from outrider.gateway.upstream.event_stream import EventSplitter, event_data
+
+_MAX_AHEAD: Final = 1024
+"""Events that are read before those in front of them have a verdict."""
+_MAX_EVENTS: Final = 65_536
+"""Events of a stream that is checked as a whole."""
+_MAX_SENT_CHARS: Final = 1000
+"""Characters of the text in front of a window that its check is told."""
+_OF_TOKENS: Final = ("logprobs", "token_ids", "judgements")
+_FILTERED: Final = {"logprobs": None, "finish_reason": "content_filter", "stop_reason": None}
+_SHARED: Final[Sequence[str]] = (
+    "id",
+    "object",
+    "created",
+    "model",
+    "service_tier",
+    "system_fingerprint",
+)
+_DONE_EVENT: Final = b"data: " + DONE + b"\n\n"
+_decode: Final = msgspec.json.Decoder().decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+async def checked_whole(
+    checks: RequestChecks, answer: CheckedParts, parts: AsyncGenerator[bytes]
+) -> AsyncGenerator[bytes]:
+    """Yield the body of an answer that is not streamed, once it is checked."""
+    del answer
+    async with aclosing(parts):
+        body = b"".join([part async for part in parts])
+    document = _document(body)
+    texts = texts_of(_choices(document), "choices")
+    told = [Asked(text.path, text.value) for text in texts]
+    try:
+        found = await checks.judge(checks.of_answer, told)
+    except BlockedError:
+        _withhold(document)
+        found = []
+    if found is not None:
+        for text, new in zip(texts, found, strict=False):
+            text.replace(new)
+        _forget_tokens(document)
+        body = _encode(document)
+    yield body
+
+
+def checked_stream(
+    checks: RequestChecks, answer: CheckedParts, parts: AsyncGenerator[bytes]
+) -> AsyncGenerator[bytes]:
+    """Yield the events of a stream, each once its text is checked."""
+    return _CheckedStream(checks, answer, parts).parts()
+
+
+class _Event:
+    """One event of a stream."""
+
+    __slots__ = ("choices", "num_chars", "raw", "texts")
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        data = event_data(raw)
+        choices = _choices(_document(data)) if data and data != DONE else []
+        self.texts = [(text.path, text.value) for text in texts_of(choices, "choices")]
+        self.num_chars = sum(len(text) for _, text in self.texts)
+        self.choices = [(_index(each), bool(each.get("finish_reason"))) for each in choices]
+        """The index of each, and whether it ends here."""
+
+    def rewrite(self, texts: Iterable[str]) -> None:
+        """Put other texts in the place of its own."""
+        document = _document(event_data(self.raw) or b"")
+        for text, new in zip(texts_of(_choices(document), "choices"), texts, strict=True):
+            text.replace(new)
+        _forget_tokens(document)
+        self.raw = _event(document)
+
+
+class _Ahead:
+    """Reads a stream ahead, in a task of its own."""
+
+    def __init__(self, parts: AsyncGenerator[bytes], *, reads_all: bool) -> None:
+        self.events: deque[_Event] = deque()
+        self.is_over = False
+        self.error: Exception | None = None
+        self.changed = asyncio.Event()
+        """Set with every event, at the end, and by others whom the same reader waits for."""
+        self._parts = parts
+        self._reads_all = reads_all
+        self._has_room = asyncio.Event()
+        self._task = asyncio.create_task(self._read())
+
+    def take(self, count: int) -> list[_Event]:
+        """Take the first events."""
+        self._has_room.set()
+        return [self.events.popleft() for _ in range(count)]
+
+    async def close(self) -> None:
+        """End all work on the stream."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self._parts.aclose()
+
+    async def _read(self) -> None:
+        splitter = EventSplitter()
+        try:
+            async for part in self._parts:
+                self.events.extend(map(_Event, splitter.push(part)))
+                self.changed.set()
+                await self._bound()
+        except Exception as error:  # noqa: BLE001 - it is raised where the stream is read
+            self.error = error
+        finally:
+            self.is_over = True
+            self.changed.set()
+
+    async def _bound(self) -> None:
+        """Wait for room. Raises GenerationError where none will come."""
+        if self._reads_all:
+            if len(self.events) > _MAX_EVENTS:
+                raise GenerationError("The answer is too long to be checked as a whole.")
+            return
+        while len(self.events) >= _MAX_AHEAD:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+
+class _CheckedStream:
+    """One stream while it is checked."""
+
+    def __init__(
+        self, checks: RequestChecks, answer: CheckedParts, parts: AsyncGenerator[bytes]
+    ) -> None:
+        settings = [each.settings for each in checks.of_answer if each.settings.where == "stream"]
+        self._checks = checks
+        self._answer = answer
+        self._parts = parts
+        self._is_one_window = len(settings) < len(checks.of_answer)
+        self._window = max((each.window for each in settings), default=1)
+        self._hold_back = max((each.hold_back for each in settings), default=0)
+        self._sent: defaultdict[str, str] = defaultdict(str)
+        """The last characters that were sent, by path."""
+        self._seen: dict[int, bool] = {}
+        """The choices of which something was sent, and whether they have ended."""
+
+    async def parts(self) -> AsyncGenerator[bytes]:
+        """Yield what may be sent."""
+        ahead = _Ahead(self._parts, reads_all=self._is_one_window)
+        check: asyncio.Task[bool] | None = None
+        num_checked, is_last = 0, False
+        try:
+            while ahead.events or not ahead.is_over:
+                ahead.changed.clear()
+                if check is not None and check.done():
+                    is_changed, check = check.result(), None
+                    keeps_none = is_last or is_changed
+                    num_free = num_checked if keeps_none else self._num_free(ahead, num_checked)
+                    if num_free:
+                        yield self._released(ahead.take(num_free))
+                if check is None and (num_free := _num_without_text(ahead.events)):
+                    yield self._released(ahead.take(num_free))
+                if check is None and self._is_due(ahead):
+                    num_checked, is_last = len(ahead.events), ahead.is_over
+                    check = asyncio.create_task(self._judge(list(ahead.events), is_last=is_last))
+                    check.add_done_callback(lambda _: ahead.changed.set())
+                if ahead.events or not ahead.is_over:
+                    await ahead.changed.wait()
+            if ahead.error is not None:
+                raise ahead.error
+        except BlockedError:
+            await ahead.close()
+            yield self._ending(ahead.events)
+        finally:
+            if check is not None:
+                check.cancel()
+            await ahead.close()
+
+    def _is_due(self, ahead: _Ahead) -> bool:
+        """Return whether there is a window to check."""
+        num_chars = sum(event.num_chars for event in ahead.events)
+        if ahead.is_over:
+            return num_chars > 0
+        is_full = num_chars >= self._window + self._hold_back or len(ahead.events) >= _MAX_AHEAD
+        return is_full and not self._is_one_window
+
+    def _num_free(self, ahead: _Ahead, num_checked: int) -> int:
+        """Return how many events of a window are far enough from its end to be sent."""
+        num_held_chars = 0
+        for count in range(num_checked, 0, -1):
+            if num_held_chars >= self._hold_back:
+                return count
+            num_held_chars += ahead.events[count - 1].num_chars
+        return 0
+
+    async def _judge(self, events: Sequence[_Event], *, is_last: bool) -> bool:
+        """Have a window checked; return whether its texts were changed."""
+        texts: defaultdict[str, str] = defaultdict(str)
+        for event in events:
+            for path, text in event.texts:
+                texts[path] += text
+        asked = [Asked(path, text, self._sent[path]) for path, text in texts.items()]
+        found = await self._checks.judge(self._checks.of_answer, asked, is_last=is_last)
+        if found is None:
+            return False
+        left = dict(zip(texts, found, strict=True))
+        for event in events:
+            if event.texts:
+                event.rewrite([left.pop(path, "") for path, _ in event.texts])
+        return True
+
+    def _released(self, events: Sequence[_Event]) -> bytes:
+        """Return the bytes of events that may be sent, and note that they were."""
+        for event in events:
+            for path, text in event.texts:
+                self._sent[path] = (self._sent[path] + text)[-_MAX_SENT_CHARS:]
+            self._seen.update(event.choices)
+        return b"".join(event.raw for event in events)
+
+    def _ending(self, held: Iterable[_Event]) -> bytes:
+        """Return the events that end a blocked stream, in the place of those that are held."""
+        first = next(iter(held))
+        document = _document(event_data(first.raw) or b"")
+        head: dict[str, Any] = {name: document[name] for name in _SHARED if name in document}
+        is_chat = "chat" in str(document.get("object"))
+        seen = {index: False for event in held for index, _ in event.choices} | self._seen
+        choices = [
+            {"index": index, **_nothing(is_chat, is_begun=index in self._seen), **_FILTERED}
+            for index, has_ended in sorted(seen.items())
+            if not has_ended
+        ]
+        ending = _event({**head, "choices": choices})
+        if self._answer.wants_usage and (facts := self._answer.facts) is not None:
+            prompt, completion = facts.num_prompt_tokens, facts.num_tokens
+            usage = {
+                "prompt_tokens": prompt,
+                "completion_tokens": completion,
+                "total_tokens": prompt + completion,
+            }
+            ending += _event({**head, "choices": [], "usage": usage})
+        return ending + _DONE_EVENT
+
+
+def _num_without_text(events: Iterable[_Event]) -> int:
+    """Return how many events stand before the first text."""
+    return sum(1 for _ in takewhile(lambda event: not event.texts, events))
+
+
+def _nothing(is_chat: bool, *, is_begun: bool) -> dict[str, Any]:
+    """Return the content of a choice that has none."""
+    if not is_chat:
+        return {"text": ""}
+    return {"delta": {} if is_begun else {"role": "assistant", "content": ""}}
+
+
+def _withhold(document: dict[str, Any]) -> None:
+    """Take the texts of a whole answer out of it."""
+    for choice in _choices(document):
+        if "message" in choice:
+            choice["message"] = {"role": "assistant", "content": "", "refusal": None}
+        else:
+            choice["text"] = ""
+        choice |= _FILTERED
+
+
+def _forget_tokens(document: dict[str, Any]) -> None:
+    """Take out what would tell the tokens of a text that was changed."""
+    for choice in _choices(document):
+        for name in _OF_TOKENS:
+            if name in choice:
+                choice[name] = None
+
+
+def _choices(document: dict[str, Any]) -> list[dict[str, Any]]:
+    choices = document.get("choices")
+    return [each for each in choices if isinstance(each, dict)] if choices else []
+
+
+def _index(choice: dict[str, Any]) -> int:
+    index = choice.get("index")
+    return index if type(index) is int else 0
+
+
+def _document(body: bytes) -> dict[str, Any]:
+    """Return the JSON. Raises GenerationError where it is no object."""
+    try:
+        document = _decode(body)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise GenerationError(
+            "The model's server sent an answer that cannot be checked.", code="unreadable_answer"
+        )
+    return document
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"data: " + escape_line_ends(_encode(document)) + b"\n\n"

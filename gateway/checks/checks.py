@@ -1,0 +1,193 @@
+"""The checks of the settings, and those of one request: they pass its texts, change or refuse them.
+
+A request that is checked goes on as the JSON that was checked, written anew: what reads it next
+cannot read something else in it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from outrider.gateway.checks.check_metrics import CheckMetrics, Outcome
+from outrider.gateway.checks.hooks import PASS, Hook, HookError, Question, Verdict
+from outrider.gateway.checks.texts import refuse_token_ids, texts_of
+from outrider.gateway.contract.answers.responder import CheckedParts
+from outrider.gateway.contract.errors.tree import BadRequestError, UnavailableError
+from outrider.gateway.contract.schema.parsing import RequestJson
+from outrider.gateway.settings.checks import CheckSettings
+from outrider.gateway.tenancy.keys.keys import Principal
+
+logger = logging.getLogger(__name__)
+
+_MAX_REASON_CHARS: Final = 500
+
+
+class Asked(NamedTuple):
+    """A text that is to be checked."""
+
+    path: str
+    text: str
+    before: str = ""
+    """The end of what stands before it and was sent."""
+
+
+class BlockedError(Exception):
+    """A check blocks an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One check of the settings."""
+
+    name: str
+    settings: CheckSettings
+    hook: Hook
+    metrics: CheckMetrics
+
+    def applies(self, principal: Principal, models: Collection[str]) -> bool:
+        """Return whether a request of this key for these models is checked; of any without one."""
+        names = {principal.key_id, principal.name, principal.team_id}
+        keys, checked = self.settings.keys, self.settings.models
+        is_for_key = not keys or not names.isdisjoint(keys)
+        return is_for_key and (not checked or not models or not set(checked).isdisjoint(models))
+
+    async def verdict(self, question: Question, num_texts: int) -> Verdict | None:
+        """Return the verdict; None where there is none and the text goes on all the same.
+
+        Raises UnavailableError where the request is to fail then. Whatever the hook raises ends
+        nothing else.
+        """
+        begun_s = time.monotonic()
+        outcome: Outcome = "failed"
+        try:
+            async with asyncio.timeout(self.settings.timeout_s):
+                found = await self.hook.ask(question)
+            if found.verdict == "rewrite" and len(found.texts) != num_texts:
+                raise HookError(f"{len(found.texts)} texts in the place of {num_texts}")
+            outcome = found.verdict
+            return found
+        except Exception as error:
+            failure = str(error) if isinstance(error, HookError) else type(error).__name__
+            logger.warning("check failed check=%s reason=%s", self.name, failure)
+            if self.settings.on_failure == "open":
+                return None
+            raise UnavailableError(
+                f"The check {self.name!r} could not be made, without which this server does not "
+                "answer. Try again in a moment."
+            ) from error
+        finally:
+            seconds = time.monotonic() - begun_s
+            self.metrics.count(self.name, self.settings.where, outcome, seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """All checks of a gateway that ask hooks."""
+
+    checks: Sequence[Check]
+
+    def of_request(
+        self, body: bytes, principal: Principal, request_id: str, endpoint: str
+    ) -> "RequestChecks | None":
+        """Return the checks of a request; None where none is for it. Raises BadRequestError."""
+        try:
+            document = RequestJson(body).document
+        except (ValueError, RecursionError):
+            raise BadRequestError("The request body is not a JSON object.") from None
+        checks = [each for each in self.checks if each.applies(principal, _models(document))]
+        if not checks:
+            return None
+        facts = {
+            "request_id": request_id,
+            "endpoint": endpoint,
+            "model": document.get("model"),
+            "key": principal.key_id,
+            "team": principal.team_id,
+        }
+        return RequestChecks(document, checks, facts)
+
+    async def close(self) -> None:
+        """Close the hooks."""
+        for check in self.checks:
+            await check.hook.close()
+
+
+class RequestChecks:
+    """The checks of one request."""
+
+    def __init__(
+        self, document: dict[str, Any], checks: Sequence[Check], facts: Mapping[str, Any]
+    ) -> None:
+        """`facts`: what hooks are told of the request beside its texts."""
+        self.was_skipped = False
+        """A text went on without a verdict: what comes of it is not kept."""
+        self.of_answer = [check for check in checks if check.settings.where != "before"]
+        self._document = document
+        self._before = [check for check in checks if check.settings.where == "before"]
+        self._facts = facts
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of those that check the answer."""
+        return tuple(check.name for check in self.of_answer)
+
+    async def request(self) -> bytes:
+        """Return the request as it may go on. Raises BadRequestError where it may not."""
+        if self._before:
+            refuse_token_ids(self._document)
+            texts = texts_of(self._document)
+            try:
+                asked = [Asked(text.path, text.value) for text in texts]
+                found = await self.judge(self._before, asked)
+            except BlockedError as error:
+                raise BadRequestError(str(error), code="content_filter") from None
+            for text, new in zip(texts, found or (), strict=False):
+                text.replace(new)
+        return msgspec.json.encode(self._document)
+
+    def answer(self, answer: CheckedParts, parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        """Return the parts of the answer as they may be sent."""
+        if not self.of_answer:
+            return parts
+        from outrider.gateway.checks.answers import checked_stream, checked_whole
+
+        return (checked_stream if answer.is_streamed else checked_whole)(self, answer, parts)
+
+    async def judge(
+        self, checks: Sequence[Check], asked: Sequence[Asked], *, is_last: bool = True
+    ) -> Sequence[str] | None:
+        """Have texts checked; return those to put in their places, None where they may stay.
+
+        Raises BlockedError and UnavailableError.
+        """
+        found = None
+        for check in checks if asked else ():
+            question = {
+                "check": check.name,
+                "where": check.settings.where,
+                **self._facts,
+                "is_last": is_last,
+                "texts": [each._asdict() for each in asked],
+            }
+            verdict = await check.verdict(question, len(asked))
+            self.was_skipped |= verdict is None
+            verdict = verdict or PASS
+            if verdict.verdict == "block":
+                reason = verdict.reason[:_MAX_REASON_CHARS]
+                raise BlockedError(f"The check {check.name!r} blocks this. {reason}".strip())
+            if verdict.verdict == "rewrite":
+                found = verdict.texts
+                asked = [each._replace(text=text) for each, text in zip(asked, found, strict=True)]
+        return found
+
+
+def _models(document: Mapping[str, Any]) -> Collection[str]:
+    """Return the names of models that a request names."""
+    models = document.get("models")
+    named = [document.get("model"), *(models if isinstance(models, list) else ())]
+    return [name for name in named if isinstance(name, str)]

@@ -1,0 +1,79 @@
+"""Checks as the settings want them."""
+
+import importlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from outrider.gateway.settings.alerts import secret_bytes
+from outrider.gateway.settings.checks import CheckSettings
+from outrider.gateway.settings.extras import need_extra
+from outrider.gateway.settings.tree import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from outrider.gateway.checks.checks import Checks
+    from outrider.gateway.checks.hooks import Hook
+
+
+def build_checks(settings: Settings, registry: "CollectorRegistry | None") -> "Checks | None":
+    """Build the checks that ask hooks; None where there are none. Raises SettingsError.
+
+    Functions are imported, but nobody is asked yet.
+    """
+    asking = {name: check for name, check in settings.checks.items() if not check.redact}
+    if not asking:
+        return None
+    from outrider.gateway.checks.check_metrics import CheckMetrics
+    from outrider.gateway.checks.checks import Check, Checks
+
+    metrics = CheckMetrics(registry)
+    return Checks(
+        checks=[
+            Check(name=name, settings=check, hook=_hook(name, check), metrics=metrics)
+            for name, check in asking.items()
+        ]
+    )
+
+
+def build_redaction(settings: Settings) -> "Callable[[bytes], Awaitable[bytes]] | None":
+    """Build what redacts requests to tiers elsewhere; None where nothing is to be redacted.
+
+    Raises SettingsError without Presidio where that is to find it.
+    """
+    kinds = dict.fromkeys(kind for check in settings.checks.values() for kind in check.redact)
+    if not kinds:
+        return None
+    from outrider.gateway.checks.redaction import Redactor, forms, presidio
+
+    if "presidio" not in kinds:
+        return Redactor(forms(kinds)).request
+    need_extra("presidio", "redact = presidio")
+    try:
+        return Redactor(forms(kinds), presidio(), is_slow=True).request
+    except LookupError as error:
+        raise SettingsError(f"redact = presidio needs a model of spaCy's: {error}") from None
+
+
+def _hook(name: str, check: CheckSettings) -> "Hook":
+    from outrider.gateway.checks.hooks import FunctionHook, HttpHook
+
+    if check.url is not None:
+        return HttpHook(check.url, None if check.secret is None else secret_bytes(check.secret))
+    if check.function is None:
+        raise ValueError("neither url nor function is set")
+    return FunctionHook(_function(name, check.function))
+
+
+def _function(name: str, path: str) -> Callable[[Any], Any]:
+    """Import a function. Raises SettingsError."""
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise SettingsError(f"checks.{name}.function = {path!r}: {what}") from error
+    if not callable(found):
+        raise SettingsError(f"checks.{name}.function = {path!r}: it cannot be called")
+    function: Callable[[Any], Any] = found
+    return function

@@ -1,0 +1,121 @@
+"""A service that gives verdicts, and functions that do."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Said = dict[str, Any] | bytes | None
+"""What a service answers; None: nothing, for as long as it runs."""
+
+BLOCK = {"verdict": "block", "reason": "It names a secret."}
+PASS = {"verdict": "pass"}
+
+
+def texts(question: dict[str, Any]) -> list[str]:
+    """The texts of a question."""
+    return [each["text"] for each in question["texts"]]
+
+
+def without_word(question: dict[str, Any]) -> dict[str, Any]:
+    """Rewrite one word wherever it stands."""
+    told = texts(question)
+    if not any("fine" in text for text in told):
+        return PASS
+    return {"verdict": "rewrite", "texts": [text.replace("fine", "****") for text in told]}
+
+
+async def without_word_soon(question: dict[str, Any]) -> dict[str, Any]:
+    """The same, in the event loop."""
+    return without_word(question)
+
+
+def blocking(question: dict[str, Any]) -> dict[str, Any] | None:
+    """Block one word."""
+    is_seen = any("fine" in each["before"] + each["text"] for each in question["texts"])
+    return BLOCK if is_seen else None
+
+
+def blocking_secrets(question: dict[str, Any]) -> dict[str, Any] | None:
+    """Block another word."""
+    return BLOCK if any("secret" in text for text in texts(question)) else None
+
+
+def raising(question: dict[str, Any]) -> None:
+    """Fail."""
+    raise KeyError(question["check"])
+
+
+def lying(question: dict[str, Any]) -> dict[str, Any]:
+    """Return too few texts."""
+    return {"verdict": "rewrite", "texts": []}
+
+
+def mumbling(question: dict[str, Any]) -> str:
+    """Return no verdict."""
+    return "perhaps"
+
+
+def sleeping(question: dict[str, Any]) -> None:
+    """Return long after the time is up."""
+    time.sleep(1.5)
+
+
+async def hanging(question: dict[str, Any]) -> None:
+    """Never return."""
+    await asyncio.Event().wait()
+
+
+@dataclass
+class Service:
+    """A running service."""
+
+    url: str
+    say: Callable[[dict[str, Any]], Said] = field(default=lambda _: PASS)
+    questions: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+
+
+@contextmanager
+def running_service(say: Callable[[dict[str, Any]], Said]) -> Iterator[Service]:
+    """A service on this machine."""
+    is_over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            service.bodies.append(body)
+            service.questions.append(json.loads(body))
+            service.headers.append(dict(self.headers.items()))
+            said = service.say(service.questions[-1])
+            if said is None:
+                is_over.wait()
+                return
+            answer = said if isinstance(said, bytes) else json.dumps(said).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            try:
+                self.wfile.write(answer)
+            except OSError:
+                self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            """Keep quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        service = Service(f"http://127.0.0.1:{server.server_address[1]}/check", say)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield service
+        finally:
+            is_over.set()
+            server.shutdown()

@@ -1,0 +1,184 @@
+"""Checks of requests, before anything is made of them."""
+
+import base64
+import hmac
+from typing import Any
+
+import pytest
+
+from tests.gateway.checks.services import PASS, running_service, texts
+from tests.gateway.conftest import OpenWorld
+
+HERE = "tests.gateway.checks.services"
+SECRET = [{"role": "user", "content": "Tell me the secret."}]
+
+
+def function(name: str, **more: Any) -> dict[str, Any]:
+    return {"guard": {"function": f"{HERE}:{name}", **more}}
+
+
+def test_a_function_blocks_a_request(open_world: OpenWorld) -> None:
+    with open_world(checks=function("blocking_secrets")) as world:
+        assert world.chat(model="cloud").status_code == 200
+        refused = world.chat(model="cloud", messages=SECRET)
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert error["code"] == "content_filter"
+        assert error["message"] == "The check 'guard' blocks this. It names a secret."
+        assert len(world.cloud.requests) == 1
+        assert world.count('outrider_checks_total{check="guard",outcome="block",where="before"}')
+
+
+@pytest.mark.parametrize("name", ["without_word", "without_word_soon"])
+def test_a_function_rewrites_what_the_models_get(open_world: OpenWorld, name: str) -> None:
+    with open_world(checks=function(name)) as world:
+        parts = [{"type": "text", "text": "I am fine."}]
+        messages = [{"role": "system", "content": "Be fine."}, {"role": "user", "content": parts}]
+        assert world.chat(model="cloud", messages=messages).status_code == 200
+        (request,) = world.cloud.requests
+        first, second = request.document["messages"]
+        assert first["content"] == "Be ****."
+        assert second["content"][0]["text"] == "I am ****."
+
+
+def test_a_service_is_told_the_texts_and_who_asks(open_world: OpenWorld) -> None:
+    with running_service(lambda _: PASS) as service:
+        with open_world(checks={"guard": {"url": service.url}}) as world:
+            assert world.chat(model="cloud").status_code == 200
+        (question,) = service.questions
+        assert question["check"] == "guard"
+        assert question["where"] == "before"
+        assert question["model"] == "cloud"
+        assert question["key"] == "anonymous"
+        assert question["endpoint"] == "chat"
+        path = "messages.0.content"
+        assert {"path": path, "text": "How are you today?", "before": ""} in question["texts"]
+
+
+def test_what_a_service_is_sent_is_signed(open_world: OpenWorld) -> None:
+    key = bytes(range(32))
+    secret = f"whsec_{base64.b64encode(key).decode()}"
+    with running_service(lambda _: PASS) as service:
+        with open_world(checks={"guard": {"url": service.url, "secret": secret}}) as world:
+            assert world.chat(model="cloud").status_code == 200
+        headers = {name.lower(): value for name, value in service.headers[0].items()}
+        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode()
+        digest = hmac.digest(key, signed + service.bodies[0], "sha256")
+        assert headers["webhook-signature"] == f"v1,{base64.b64encode(digest).decode()}"
+
+
+@pytest.mark.parametrize(
+    "said", [b"x" * 100_000_000, b"{", b'{"verdict":"perhaps"}', None], ids=str
+)
+def test_a_service_without_a_verdict_fails_its_request_only(
+    open_world: OpenWorld, said: bytes | None
+) -> None:
+    def say(question: dict[str, Any]) -> Any:
+        return said if "secret" in str(texts(question)) else PASS
+
+    with running_service(say) as service:
+        check = {"url": service.url, "timeout_s": 1.0 if said else 0.2}
+        with open_world(checks={"guard": check}) as world:
+            failed = world.chat(model="cloud", messages=SECRET)
+            assert failed.status_code == 503
+            assert "'guard' could not be made" in failed.json()["error"]["message"]
+            assert not world.cloud.requests
+            assert world.chat(model="cloud").status_code == 200
+            sample = 'outrider_checks_total{check="guard",outcome="failed",where="before"}'
+            assert world.count(sample) == 1
+
+
+@pytest.mark.parametrize("name", ["raising", "lying", "mumbling", "sleeping", "hanging"])
+def test_a_function_without_a_verdict(open_world: OpenWorld, name: str) -> None:
+    closed = function(name, timeout_s=0.2)
+    with open_world(checks=closed) as world:
+        assert world.chat(model="cloud").status_code == 503
+    with open_world(checks=function(name, timeout_s=0.2, on_failure="open")) as world:
+        assert world.chat(model="cloud").status_code == 200
+
+
+def test_a_check_is_for_some_models_and_keys(open_world: OpenWorld) -> None:
+    with open_world(checks=function("blocking_secrets", models=["large"])) as world:
+        assert world.chat(model="cloud", messages=SECRET).status_code == 200
+        assert world.chat(model="large", messages=SECRET).status_code == 400
+        both = world.chat(model="cloud", models=["large"], messages=SECRET)
+        assert both.status_code == 400
+    with open_world(checks=function("blocking_secrets", keys=["somebody"])) as world:
+        assert world.chat(model="cloud", messages=SECRET).status_code == 200
+
+
+def test_every_api_is_checked(open_world: OpenWorld) -> None:
+    with open_world(checks=function("blocking_secrets")) as world:
+        for path, body in {
+            "/v1/completions": {"prompt": "the secret"},
+            "/v1/responses": {"input": "the secret"},
+            "/v1/messages": {"messages": SECRET, "max_tokens": 5},
+            "/api/chat": {"messages": SECRET},
+            "/infill": {"input_prefix": "the secret", "input_suffix": ""},
+            "/v1/embeddings": {"input": "the secret"},
+        }.items():
+            answer = world.http.post(path, json={"model": "cloud", **body})
+            assert answer.status_code == 400, path
+            assert "blocks this" in answer.text, path
+
+
+def test_token_ids_cannot_be_checked(open_world: OpenWorld) -> None:
+    with open_world(checks=function("blocking_secrets")) as world:
+        answer = world.http.post("/v1/completions", json={"model": "large", "prompt": [1, 2, 3]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "prompt"
+
+
+def test_a_doubled_field_goes_on_as_it_was_checked(open_world: OpenWorld) -> None:
+    body = b'{"model":"cloud","messages":[{"role":"user","content":"secret"}],'
+    body += b'"messages":[{"role":"user","content":"harmless"}]}'
+    with open_world(checks=function("blocking_secrets")) as world:
+        headers = {"content-type": "application/json"}
+        answer = world.http.post("/v1/chat/completions", content=body, headers=headers)
+        assert answer.status_code == 200
+        assert "secret" not in str(world.cloud.requests[0].document)
+
+
+def test_checks_follow_one_another(open_world: OpenWorld) -> None:
+    checks = {**function("without_word"), "second": {"function": f"{HERE}:blocking"}}
+    with open_world(checks=checks) as world:
+        messages = [{"role": "user", "content": "I am fine."}]
+        assert world.chat(model="cloud", messages=messages).status_code == 200
+
+
+def test_images_are_no_texts(open_world: OpenWorld) -> None:
+    image = f"data:image/png;base64,{'A' * 400}"
+    parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": "Look"}]
+    with running_service(lambda _: PASS) as service:
+        with open_world(checks={"guard": {"url": service.url}}) as world:
+            world.chat(model="cloud", messages=[{"role": "user", "content": parts}])
+        assert "Look" in texts(service.questions[0])
+        assert not any("AAAA" in text for text in texts(service.questions[0]))
+
+
+def test_an_unchecked_answer_is_not_kept(open_world: OpenWorld) -> None:
+    checks = function("raising", on_failure="open")
+    kept = {"cache": {"store": "memory"}, "responses": {"store": True}}
+    with open_world(checks=checks, **kept) as world:
+        for _ in range(2):
+            answer = world.chat(
+                model="cloud",
+                temperature=0,
+                outrider={"cache": "on"},
+                headers={"idempotency-key": "one"},
+            )
+            assert answer.headers["x-outrider-cache"] == "miss"
+        stored = world.http.post("/v1/responses", json={"model": "cloud", "input": "Hello"})
+        assert stored.status_code == 200
+        again = world.http.get(f"/v1/responses/{stored.json()['id']}")
+        assert again.status_code == 404
+        assert len(world.cloud.requests) == 3
+
+
+def test_a_stored_conversation_has_the_rewritten_request(open_world: OpenWorld) -> None:
+    with open_world(checks=function("without_word"), responses={"store": True}) as world:
+        asked = {"model": "cloud", "input": "I am fine."}
+        answer = world.http.post("/v1/responses", json=asked).json()
+        items = world.http.get(f"/v1/responses/{answer['id']}/input_items")
+        assert "I am ****." in items.text
+        assert "fine" not in items.text
