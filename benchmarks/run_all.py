@@ -282,6 +282,11 @@ JOBS = (
         quick=("--repeats", "1", "--seconds", "2"),
     ),
     Job(
+        script="bench_checks",
+        arguments=("--repeats", "3", "--seconds", "6"),
+        quick=("--repeats", "1", "--seconds", "2"),
+    ),
+    Job(
         script="bench_upstream_faults",
         arguments=("--cases", "replica", "--seconds", "4"),
         quick=(

@@ -86,6 +86,15 @@ def mock_server(options: Sequence[str], *, core: int | None) -> Iterator[Server]
 
 
 @contextlib.contextmanager
+def verdict_server(*, core: int | None) -> Iterator[Server]:
+    """A service of checks that passes everything at once."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.shared.verdict_server", "--port", str(port)]
+    with _running(command, core=core) as (process, log):
+        yield _ready("verdicts", process, port, "/", log)
+
+
+@contextlib.contextmanager
 def relay_server(target: Server, *, core: int | None) -> Iterator[Server]:
     """A relay of bytes in front of that server, which must have the path /v1/models."""
     port = free_port()
