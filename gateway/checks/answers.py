@@ -114,6 +114,12 @@ class _Ahead:
         self._has_room.set()
         return [self.events.popleft() for _ in range(count)]
 
+    def wake(self, task: asyncio.Task[bool]) -> None:
+        """Wake the reader: its task is done."""
+        self.changed.set()
+        if not task.cancelled():
+            task.exception()  # retrieved, also where nobody waits for it any more
+
     async def close(self) -> None:
         """End all work on the stream."""
         self._task.cancel()
@@ -181,7 +187,7 @@ class _CheckedStream:
                 if check is None and self._is_due(ahead):
                     num_checked, is_last = len(ahead.events), ahead.is_over
                     check = asyncio.create_task(self._judge(list(ahead.events), is_last=is_last))
-                    check.add_done_callback(lambda _: ahead.changed.set())
+                    check.add_done_callback(ahead.wake)
                 if ahead.events or not ahead.is_over:
                     await ahead.changed.wait()
             if ahead.error is not None:
@@ -196,11 +202,12 @@ class _CheckedStream:
 
     def _is_due(self, ahead: _Ahead) -> bool:
         """Return whether there is a window to check."""
+        if self._is_one_window and not ahead.is_over:
+            return False
         num_chars = sum(event.num_chars for event in ahead.events)
         if ahead.is_over:
             return num_chars > 0
-        is_full = num_chars >= self._window + self._hold_back or len(ahead.events) >= _MAX_AHEAD
-        return is_full and not self._is_one_window
+        return num_chars >= self._window + self._hold_back or len(ahead.events) >= _MAX_AHEAD
 
     def _num_free(self, ahead: _Ahead, num_checked: int) -> int:
         """Return how many events of a window are far enough from its end to be sent."""

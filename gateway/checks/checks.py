@@ -180,7 +180,7 @@ class RequestChecks:
             if verdict.verdict == "block":
                 reason = verdict.reason[:_MAX_REASON_CHARS]
                 raise BlockedError(f"The check {check.name!r} blocks this. {reason}".strip())
-            if verdict.verdict == "rewrite":
+            if verdict.verdict == "rewrite" and verdict.texts != [each.text for each in asked]:
                 found = verdict.texts
                 asked = [each._replace(text=text) for each, text in zip(asked, found, strict=True)]
         return found

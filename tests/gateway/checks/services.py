@@ -24,10 +24,8 @@ def texts(question: dict[str, Any]) -> list[str]:
 
 def without_word(question: dict[str, Any]) -> dict[str, Any]:
     """Rewrite one word wherever it stands."""
-    told = texts(question)
-    if not any("fine" in text for text in told):
-        return PASS
-    return {"verdict": "rewrite", "texts": [text.replace("fine", "****") for text in told]}
+    changed = [text.replace("fine", "****") for text in texts(question)]
+    return {"verdict": "rewrite", "texts": changed}
 
 
 async def without_word_soon(question: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.shared.mock_upstream import MockScript
+from benchmarks.shared.mock_upstream import MockScript, ToolCall
+from outrider.gateway.tenancy.keys.amounts import LimitSpec
 from tests.gateway.checks.services import BLOCK, PASS, running_service, texts
 from tests.gateway.conftest import OpenWorld, wait_for
 from tests.gateway.hybrid import LOCAL_TEXT, Streamed, World
@@ -212,3 +213,31 @@ def test_a_client_that_leaves_ends_the_work(open_world: OpenWorld) -> None:
     with open_world(checks=guard, clouds=(script,)) as world:
         left(world)
         wait_for(lambda: [each.outcome for each in world.cloud.requests] == ["client_left"])
+
+
+def test_calls_of_tools_are_checked_too(open_world: OpenWorld) -> None:
+    script = MockScript(tool_calls=(ToolCall(name="say", arguments='{"text":"I am fine."}'),))
+    with open_world(checks=checks("without_word", "stream", window=30), clouds=(script,)) as world:
+        asked = {"model": "cloud", "tools": [{"type": "function", "function": {"name": "say"}}]}
+        whole = world.chat(**asked).json()["choices"][0]["message"]["tool_calls"][0]["function"]
+        assert whole == {"name": "say", "arguments": '{"text":"I am ****."}'}
+        streamed = world.stream(**asked)
+        pieces = [
+            call["function"].get("arguments", "")
+            for chunk in streamed.chunks
+            for choice in chunk["choices"]
+            for call in choice["delta"].get("tool_calls") or ()
+        ]
+        assert "".join(pieces) == '{"text":"I am ****."}'
+
+
+def test_a_blocked_stream_is_paid_for_and_reserves_nothing(opened: OpenWorld) -> None:
+    limits = LimitSpec(tokens_per_minute=1000)
+    guard = checks("blocking", "stream")
+    with opened(limits=limits, checks=guard) as books:
+        streamed = books.world.stream(model="large")
+        assert reasons(streamed) == ["content_filter"]
+        (row,) = books.rows(1)
+        assert 0 < row["num_completion_tokens"] <= 20
+        used = row["num_charged_tokens"]
+        assert books.used("tokens_per_minute") == used
