@@ -25,6 +25,7 @@ def reasons(streamed: Streamed) -> list[str]:
     return [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("where", ["after", "stream"])
 def test_a_whole_answer_is_rewritten_without_its_tokens(open_world: OpenWorld, where: str) -> None:
     with open_world(checks=checks("without_word", where)) as world:
@@ -35,6 +36,7 @@ def test_a_whole_answer_is_rewritten_without_its_tokens(open_world: OpenWorld, w
         assert "fine" not in json.dumps(answer)
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("where", ["after", "stream"])
 def test_a_whole_answer_is_blocked(open_world: OpenWorld, where: str) -> None:
     with open_world(checks=checks("blocking", where)) as world:
@@ -47,6 +49,7 @@ def test_a_whole_answer_is_blocked(open_world: OpenWorld, where: str) -> None:
         assert answer.json()["usage"]["completion_tokens"] > 0
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("model", ["large", "cloud"])
 @pytest.mark.parametrize(("where", "hold_back"), [("stream", 0), ("stream", 8), ("after", 0)])
 def test_a_stream_that_passes_is_the_same(
@@ -76,6 +79,7 @@ def test_a_stream_is_rewritten_where_a_window_holds_it(open_world: OpenWorld) ->
             assert streamed.roles == ["assistant"]
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("model", ["large", "cloud"])
 @pytest.mark.parametrize("where", ["after", "stream"])
 def test_a_blocked_stream_ends_with_content_filter(
@@ -128,6 +132,7 @@ def test_a_check_of_a_stream_that_fails_ends_it_with_an_error(open_world: OpenWo
             assert streamed.headers["x-outrider-cache"] == "miss"
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     ("path", "asked", "end"),
     [
@@ -149,6 +154,7 @@ def test_every_api_withholds_a_blocked_answer(
         assert "error" not in answer.text or path == "/v1/responses", answer.text
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("stream", [False, True])
 def test_caches_keep_what_was_checked(open_world: OpenWorld, stream: bool) -> None:
     options = {"checks": checks("without_word", "stream", hold_back=8)}

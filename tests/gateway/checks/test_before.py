@@ -29,6 +29,7 @@ def test_a_function_blocks_a_request(open_world: OpenWorld) -> None:
         assert world.count('outrider_checks_total{check="guard",outcome="block",where="before"}')
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", ["without_word", "without_word_soon"])
 def test_a_function_rewrites_what_the_models_get(open_world: OpenWorld, name: str) -> None:
     with open_world(checks=function(name)) as world:
@@ -67,14 +68,16 @@ def test_what_a_service_is_sent_is_signed(open_world: OpenWorld) -> None:
         assert headers["webhook-signature"] == f"v1,{base64.b64encode(digest).decode()}"
 
 
-@pytest.mark.parametrize(
-    "said", [b"x" * 100_000_000, b"{", b'{"verdict":"perhaps"}', None], ids=str
-)
+@pytest.mark.slow_cases
+@pytest.mark.parametrize("said", [b"x", b"{", b'{"verdict":"perhaps"}', None], ids=repr)
 def test_a_service_without_a_verdict_fails_its_request_only(
     open_world: OpenWorld, said: bytes | None
 ) -> None:
     def say(question: dict[str, Any]) -> Any:
-        return said if "secret" in str(texts(question)) else PASS
+        if "secret" not in str(texts(question)):
+            return PASS
+        padding = b"x" * 100_000_000
+        return b'{"verdict":"pass","padding":"%b"}' % padding if said == b"x" else said
 
     with running_service(say) as service:
         check = {"url": service.url, "timeout_s": 1.0 if said else 0.2}
@@ -88,6 +91,7 @@ def test_a_service_without_a_verdict_fails_its_request_only(
             assert world.count(sample) == 1
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("name", ["raising", "lying", "mumbling", "sleeping", "hanging"])
 def test_a_function_without_a_verdict(open_world: OpenWorld, name: str) -> None:
     closed = function(name, timeout_s=0.2)

@@ -15,6 +15,7 @@ REDACTED = "Mail [email], pay [card], use [secret]!"
 REDACT = {"private": {"redact": ["email", "card", "key"]}}
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize(
     "text",
     [
@@ -50,6 +51,7 @@ def ask_messages(world: World, model: str) -> None:
     assert world.http.post("/v1/messages", json=asked).status_code == 200
 
 
+@pytest.mark.slow_cases
 @pytest.mark.parametrize("ask", [ask_chat, ask_completion, ask_messages])
 def test_a_tier_elsewhere_gets_nothing_private(
     open_world: OpenWorld, ask: Callable[[World, str], None]
