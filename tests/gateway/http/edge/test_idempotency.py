@@ -83,12 +83,12 @@ def waits(gate: Gate, then: Response | Exception) -> Callable[[], Awaitable[Resp
 class BrokenStream(Response):
     """Ends badly after its first part, as AnswerResponse tells it."""
 
-    has_failed = False
+    may_be_kept = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
-        self.has_failed = True
+        self.may_be_kept = False
         await send({"type": "http.response.body", "body": b'data: {"error": {}}\n\n'})
 
 
