@@ -297,6 +297,7 @@ NOT_CLIENTS: Final[dict[str, tuple[str, ...]]] = {
         "gateway/wiring/start.py:_check_templates",
         "router/mistakes.py:_DIGIT",
         "router/mistakes.py:_WORD",
+        "router/paraphrase.py:_OPTION",
     ),
     "this program wrote it": (
         "engine/grammar/vocabulary.py:_CONTEXT",  # the grammar library's messages

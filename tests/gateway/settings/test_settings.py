@@ -94,6 +94,21 @@ def test_variables_are_read_in_any_case_and_as_sections() -> None:
 SINGLE_PATHS = [path for path in setting_paths() if path[0] != "experiments"]
 
 
+def _needed_beside(path: tuple[str, ...], variable: str) -> dict[str, str]:
+    """Return the variables without which this one means nothing, or may not be set."""
+    if path[-1] == "checkpoint":  # a process of this machine in the place of a server
+        return {"OUTRIDER_TIERS__NAME__URL": ""}
+    if path == ("handoff", "small"):  # a server in the place of the model that is loaded
+        return {"OUTRIDER_MODELS__SMALL": "none", "OUTRIDER_MODELS__LARGE": "m"}
+    if path[-1].endswith("_revision"):  # of a model on the hub
+        return {variable.removesuffix("_REVISION"): "owner/name"}
+    if path == ("alerts", "url"):
+        return {variable: "https://a", "OUTRIDER_ALERTS__SECRET": f"whsec_{'A' * 32}"}
+    if path == ("routing", "max_cost_usd"):
+        return {"OUTRIDER_ROUTING__PRICES__LARGE__PROMPT": "1"}
+    return {}
+
+
 @pytest.mark.slow_cases
 @pytest.mark.parametrize("path", SINGLE_PATHS, ids=".".join)
 def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> None:
@@ -127,6 +142,7 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
                 "secret": f"whsec_{'A' * 32}",
                 **dict.fromkeys(("kv_events", "kv_events_replay"), "tcp://127.0.0.1:5557"),
                 **{"preset": "groq", "sign_in": "key", "reveals": "tiers"},
+                "prefer": "price",
             }
             text = words.get(path[-1], "1")
         case dict():
@@ -136,15 +152,8 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
         case _:
             text = str(value)
     environ = base | {variable: text}
-    if path == ("handoff", "small"):  # a server in the place of the model that is loaded
-        environ |= {"OUTRIDER_MODELS__SMALL": "none", "OUTRIDER_MODELS__LARGE": "m"}
-    if path[-1].endswith("_revision"):  # of a model on the hub
-        environ[variable.removesuffix("_REVISION")] = "owner/name"
-    if path == ("alerts", "url"):
-        environ |= {variable: "https://a", "OUTRIDER_ALERTS__SECRET": f"whsec_{'A' * 32}"}
-        text = "https://a"
-    if path == ("routing", "max_cost_usd"):
-        environ["OUTRIDER_ROUTING__PRICES__LARGE__PROMPT"] = "1"
+    environ |= _needed_beside(path, variable)
+    text = environ[variable]
     found = setting_of(load_settings(environ=environ), path)
     if isinstance(found, SecretStr):
         found = found.get_secret_value()
