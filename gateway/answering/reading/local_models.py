@@ -66,7 +66,7 @@ class LocalModels:
             return
         complaint = self.assured.use(small.scheme)
         if complaint is not None:
-            logger.warning("%s", complaint)
+            logger.warning("no quality is assured reason=%s", complaint)
 
     def require_ready(self) -> None:
         """Raise NotReadyError while the engine is loading or being restarted."""

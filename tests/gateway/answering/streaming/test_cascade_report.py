@@ -92,7 +92,7 @@ def answered(
             return LocalResponder(generation, writing, origin, ticket)
 
     parsed: Any = SimpleNamespace(
-        context=SimpleNamespace(ignored_fields=()),
+        context=SimpleNamespace(ignored_fields=(), check=None),
         constraints=SimpleNamespace(is_private=False, deadline_s=None),
         is_streamed=writing.is_streamed,
     )
