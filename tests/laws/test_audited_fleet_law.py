@@ -6,6 +6,7 @@ of three has a bit of one weight flipped, weights of eight bits, or another samp
 
 import asyncio
 import shutil
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -33,6 +34,8 @@ from tests.laws.test_resumed_law import COMPILERS, requests_of
 
 LARGE = PAIR_FOLDER / "large"
 POLICY = AuditPolicy(share=1.0, removes_at=0.05)
+# While a model is loaded, its dtype is the process's own.
+LOADING = threading.Lock()
 
 
 class OtherRule:
@@ -89,11 +92,16 @@ def wrong(kind: str, folder: Path) -> Callable[[], object]:
     return lambda: OtherRule(honest())
 
 
+def one_by_one(build: Callable[[], object]) -> object:
+    with LOADING:
+        return build()
+
+
 @asynccontextmanager
 async def fleet(*builders: Callable[[], object]) -> AsyncIterator[EnginePool]:
     """Replicas a, b, c, …"""
     replicas = [
-        EngineReplica(name, InProcessEngineClient(lambda _, build=build: build()))
+        EngineReplica(name, InProcessEngineClient(lambda _, build=build: one_by_one(build)))
         for name, build in zip("abcdef", builders, strict=False)
     ]
     async with started(EnginePool(replicas, audits=POLICY)) as pool:
