@@ -26,7 +26,7 @@ _FEWEST_MEASURED_STEPS: Final = 2
 # More of them while they win: tokens come in bursts, and a gain is believed at its least.
 _MORE_STEPS: Final = 56
 # A probe ends when its measured steps have lost so many plain ones.
-_ENOUGH_LOST: Final = 0.8
+_ENOUGH_LOST: Final = 1.0
 # Measured steps of the kept kind in front of a probe.
 _STEPS_BETWEEN: Final = 16
 # Guesses of a group that is new are left once they have lost as much in their first steps.

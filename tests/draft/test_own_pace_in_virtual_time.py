@@ -61,7 +61,7 @@ def gaps(machine: VirtualMachine) -> list[float]:
 def test_no_request_is_slower_for_guesses_its_own_or_others(
     processor: Processor, num_clients: int, num_answers: int
 ) -> None:
-    """From the first request on, prompts beside it included. A gap of 35 ms nobody notices."""
+    """From the first request on, prompts beside it included."""
     with_guesses, plain = (
         closed_loop(
             processor, num_clients=num_clients, num_answers=num_answers, speculates=speculates
@@ -70,4 +70,4 @@ def test_no_request_is_slower_for_guesses_its_own_or_others(
     )
     assert p99(token_times(with_guesses)) <= 1.05 * p99(token_times(plain))
     if num_clients >= 3:
-        assert p99(gaps(with_guesses)) <= max(1.3 * p99(gaps(plain)), 0.035)
+        assert p99(gaps(with_guesses)) <= 1.3 * p99(gaps(plain))
