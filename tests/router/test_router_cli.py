@@ -458,6 +458,7 @@ def test_eval_has_the_fields_scores_and_says_what_it_lacks(
     said = succeed("eval", "--router", router_folder, "--data", held_out_file, "--resamples", "5")
     assert "Not stated: AIQ and RouterArena's score need prices" in said.output.replace("\n", " ")
     assert "Not stated: latencies need weak_s" in said.output.replace("\n", " ")
+    assert said.output.count("always small") == 1, "accuracies are said once"
 
 
 def test_eval_compares_two_routers_and_counts_flips(

@@ -170,7 +170,8 @@ def print_field(field: FieldScores) -> None:
 
 def field_grids(field: FieldScores) -> list[Grid]:
     """The tables: answerers by cost and time, flips, the comparison."""
-    grids = [_answerers_grid(field.frontier)]
+    answerers = _answerers_grid(field.frontier)
+    grids = [] if answerers is None else [answerers]
     if field.flips:
         rows = [
             [kind, str(one.num_prompts), f"{one.share:.1%}" if one.num_prompts else ""]
@@ -188,8 +189,11 @@ def field_grids(field: FieldScores) -> list[Grid]:
     return grids
 
 
-def _answerers_grid(bounds: Frontier) -> Grid:
-    """Columns that the data and prices do not tell are left out."""
+def _answerers_grid(bounds: Frontier) -> Grid | None:
+    """Columns that the data and prices do not tell are left out.
+
+    None where that leaves the accuracies, which stand above.
+    """
     lines, aiqs = _lines(bounds), _aiqs(bounds)
     columns: dict[str, list[float | None]] = {
         "USD a request": [one.cost_usd for one in lines.values()],
@@ -199,6 +203,8 @@ def _answerers_grid(bounds: Frontier) -> Grid:
         "AIQ": [aiqs.get(name) for name in lines],
     }
     known = {name: values for name, values in columns.items() if any(values)}
+    if not known:
+        return None
     rows = [
         [
             name,
