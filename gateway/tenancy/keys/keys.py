@@ -15,6 +15,8 @@ KEY_PREFIX: Final = "or-"
 KEY_ID: Final = re.compile(r"[0-9a-z]{8}")
 SIGNED_IN_PREFIX: Final = "jwt-"
 """Begins the `key_id` of whoever comes with an identity provider's token, and with no key."""
+VERIFIED: Final = "\0"
+"""Begins the names under which the subjects of verified tokens are counted, and no others."""
 
 _KEY: Final = re.compile(r"or-([0-9a-z]{8})[0-9A-Za-z]{43}")
 _ID_LETTERS: Final = string.digits + string.ascii_lowercase

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, Table, distinct, 
 
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.tables import keys, ledger, teams
+from outrider.gateway.tenancy.keys.keys import SIGNED_IN_PREFIX
 from outrider.gateway.tenancy.ledger.row import DAY_S
 
 _MINUTE_S = 60
@@ -99,7 +100,7 @@ def end_users_each_day(connection: Connection, since_s: float, until_s: float) -
     return tuple(
         _of_day(
             row,
-            key_id=row.key_id if row.key_id in of_keys else "",
+            key_id=row.key_id if _is_told(row.key_id, of_keys) else "",
             team_id=row.team_id if row.team_id in of_teams else None,
             tier="",
             end_user=row.end_user,
@@ -147,6 +148,11 @@ def _of_day(row: Row[Any], **who: Any) -> Used:
         usd_nanos=int(row.usd_nanos),
         **who,
     )
+
+
+def _is_told(key_id: str, limiting: set[str]) -> bool:
+    """Return whether whom a row counts for depends on its key."""
+    return key_id in limiting or key_id.startswith(SIGNED_IN_PREFIX)
 
 
 def _limiting(connection: Connection, table: Table) -> set[str]:

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.tenancy.keys.amounts import Amounts, Want
-from outrider.gateway.tenancy.keys.keys import Principal
+from outrider.gateway.tenancy.keys.keys import VERIFIED, Principal
 from outrider.gateway.tenancy.limits.counters.end_users import digest_of, no_room
 from outrider.gateway.tenancy.limits.counters.redis_seats import NO_SEAT
 from outrider.gateway.tenancy.limits.headers import TOLD_UNITS
@@ -83,7 +83,8 @@ class RedisReservation:
         plan = self._plan.for_end_users
         if plan is None or self._is_settled:
             return
-        self.end_user = digest_of(end_user).hex()
+        room = "verified:" if end_user.startswith(VERIFIED) else ""
+        self.end_user = room + digest_of(end_user).hex()
         demands = plan.demands_from(len(self._plan.rules), self._holding.overall)
         self._states |= await self._limiter.extend(
             self, plan, demands, self._next_step(), is_first_of_end_user=True

@@ -15,7 +15,7 @@ from outrider.gateway.contract.answers.responder import AnswerFacts
 from outrider.gateway.contract.errors.tree import DeadlineExceededError, GatewayError
 from outrider.gateway.telemetry.tracer import NULL_SPAN, Span
 from outrider.gateway.tenancy.keys.authenticator import EndRequest
-from outrider.gateway.tenancy.keys.keys import Principal
+from outrider.gateway.tenancy.keys.keys import VERIFIED, Principal
 from outrider.gateway.tenancy.ledger.row import LedgerRow
 from outrider.gateway.tenancy.metering.charging import priced
 from outrider.gateway.tenancy.metering.engine_spans import record_local
@@ -134,7 +134,8 @@ class RequestMeter:
         if end_user and not self.principal.end_user:
             self.end_user = self.tenancy.end_user_form(end_user)
         if self._usage is not None and self.principal.has_end_user_limits:
-            await self._usage.count_for(self.end_user)
+            is_verified = bool(self.principal.end_user)
+            await self._usage.count_for(VERIFIED + self.end_user if is_verified else self.end_user)
 
     async def admit(self, estimate: UsageEstimate) -> TokenAllowance | None:
         """Reserve the answer's usage, in addition to the request itself (`enter`).

@@ -9,6 +9,7 @@ from typing import Final, get_args
 
 from outrider.gateway.contract.errors.tree import RateLimitError
 from outrider.gateway.tenancy.keys.amounts import LimitName
+from outrider.gateway.tenancy.keys.keys import SIGNED_IN_PREFIX, VERIFIED
 from outrider.gateway.tenancy.limits.counters.slots import Counters, PackedCounter, packed
 from outrider.gateway.tenancy.limits.history import PastUse, PastUses
 from outrider.gateway.tenancy.limits.limit_rules import LimitRule
@@ -59,13 +60,14 @@ class EndUsers:
 
     Of more than `most` under one key or team, those go first that were not seen for longest
     and have used less than half of each limit. So whoever invents end users makes no other's
-    used-up budget forgotten, and takes no more memory.
+    used-up budget forgotten, and takes no more memory. Subjects of verified tokens have room of
+    their own.
     """
 
     def __init__(self, make: Counters, most: int = MAX_END_USERS) -> None:
         self._slots = make.slots
         self._most = most
-        self._owners: dict[str, _Owner] = {}
+        self._owners: dict[tuple[str, bool], _Owner] = {}
         self._num_users = 0
         self._past: dict[tuple[str, bytes], array[int]] = {}
 
@@ -81,9 +83,10 @@ class EndUsers:
             self._keep(use, second=None)
 
     def _keep(self, use: PastUse, second: int | None) -> None:
-        digest = digest_of(use.end_user)
+        is_verified = use.key_id.startswith(SIGNED_IN_PREFIX)
+        digest = digest_of(VERIFIED + use.end_user if is_verified else use.end_user)
         amounts = (use.requests, use.tokens, use.usd_nanos)
-        for owner in filter(None, (use.key_id, use.team_id)):
+        for owner in filter(None, ("" if is_verified else use.key_id, use.team_id)):
             past = self._past.setdefault((owner, digest), packed())
             past.extend((second is not None, use.at_s if second is None else second, *amounts))
 
@@ -91,19 +94,18 @@ class EndUsers:
         self, rules: Sequence[LimitRule], end_user: str, moment: ClockTimes
     ) -> tuple[Counter, ...]:
         """Return a counter for each rule of an end user. Raises RateLimitError for one too many."""
-        digest = digest_of(end_user)
         amounts = {
-            owner: self._seen(owner, digest, tuple(r for r in rules if r.owner == owner), moment)
+            owner: self._seen(owner, end_user, tuple(r for r in rules if r.owner == owner), moment)
             for owner in {rule.owner for rule in rules}
         }
         return tuple(self._counter(rule, amounts[rule.owner]) for rule in rules)
 
     def _seen(
-        self, name: str, digest: bytes, rules: tuple[LimitRule, ...], moment: ClockTimes
+        self, name: str, end_user: str, rules: tuple[LimitRule, ...], moment: ClockTimes
     ) -> "array[int]":
         """Return an end user's amounts, as the latest one that was seen."""
-        owner = self._owners.setdefault(name, _Owner())
-        owner.rules = rules
+        owner = self._owners.setdefault((name, end_user.startswith(VERIFIED)), _Owner())
+        owner.rules, digest = rules, digest_of(end_user)
         amounts = owner.amounts.pop(digest, None)
         if amounts is None:
             self._make_room(owner, moment)

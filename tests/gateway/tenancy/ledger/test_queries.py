@@ -233,6 +233,7 @@ def test_history_has_the_end_users_whom_limits_count(database: Database) -> None
             row(5, key_id="k", ended_at=yesterday_s, charge_nanos=16),
             row(6, key_id="free", end_user="bob", ended_at=yesterday_s, charge_nanos=32),
             row(7, key_id="other", team_id="t", end_user="bob", ended_at=NOON - 9, charge_nanos=64),
+            row(8, key_id="jwt-0", team_id="t", end_user="bob", ended_at=NOON - 999),
         ],
     )
     history = asyncio.run(usage_history(database, NOON))
@@ -243,6 +244,7 @@ def test_history_has_the_end_users_whom_limits_count(database: Database) -> None
         (midnight_s - DAY_S, "k", "ann", 4),
         (midnight_s - DAY_S, "k", "", 16),
         (midnight_s, "", "bob", 64),  # of its team: the key does not limit its end users
+        (midnight_s, "jwt-0", "bob", 0),  # a verified one
     }
     assert [(u.key_id, u.end_user) for u in history.minute] == [("other", "bob")]
     assert sum(used.usd_nanos for used in history.days) == 1 + 2 + 4 + 16 + 32 + 64

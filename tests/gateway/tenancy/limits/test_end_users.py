@@ -10,7 +10,7 @@ import pytest
 
 from outrider.gateway.contract.errors.tree import BudgetError, GatewayError, RateLimitError
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
-from outrider.gateway.tenancy.keys.keys import Principal
+from outrider.gateway.tenancy.keys.keys import VERIFIED, Principal
 from outrider.gateway.tenancy.limits.history import PastUse
 from outrider.gateway.tenancy.limits.limiter import Reservation
 from outrider.gateway.tenancy.limits.memory_limiter import MemoryLimiter
@@ -89,6 +89,20 @@ def test_an_end_user_of_a_team_is_the_same_under_each_of_its_keys(rig: Rig) -> N
         of(rig, one, "ann")
 
 
+def test_a_verified_end_user_is_none_that_a_key_names(make_rig: Callable[..., Rig]) -> None:
+    team = LimitSpec(end_user=LimitSpec(requests_per_day=1))
+    app = key(key_id="k1", team_id="t", team_limits=team)
+    with make_rig(max_end_users=3) as rig:
+        for end_user in ("idp:ann", "1", "2"):
+            of(rig, app, end_user)
+        with pytest.raises(RateLimitError, match="no further one can be counted"):
+            of(rig, app, "3")
+        person = key(key_id="jwt-0", team_id="t", team_limits=team)
+        of(rig, person, f"{VERIFIED}idp:ann")
+        with pytest.raises(RateLimitError, match="requests_per_day"):
+            of(rig, person, f"{VERIFIED}idp:ann")
+
+
 def test_the_end_user_seen_least_recently_makes_room(make_rig: Callable[..., Rig]) -> None:
     """But never one that has used up half of a limit: its budget would begin anew."""
     principal = key(LimitSpec(end_user=LimitSpec(tokens_per_day=100)))
@@ -149,6 +163,7 @@ def test_a_new_process_goes_on_with_each_end_user_where_the_ledger_ends() -> Non
         return Past(
             minute=(Use(at_s=int(NOON_S) - 20, tokens=30),),
             end_user_days=(
+                Use(at_s=midnight_s, key_id="jwt-0", usd_nanos=6 * 10**8),
                 Use(at_s=midnight_s, requests=3, usd_nanos=10**8),
                 Use(at_s=midnight_s - 6 * DAY_S, usd_nanos=2 * 10**8),
                 Use(at_s=midnight_s - 7 * DAY_S, usd_nanos=4 * 10**8),
@@ -167,9 +182,9 @@ def test_a_new_process_goes_on_with_each_end_user_where_the_ledger_ends() -> Non
 
     async def both() -> list[dict[str, int]]:
         await limiter.start()
-        return [await left("ann"), await left("bob")]
+        return [await left(name) for name in ("ann", "bob", f"{VERIFIED}ann")]
 
-    ann, bob = asyncio.run(both())
+    ann, bob, verified = asyncio.run(both())
     assert ann == {
         "tokens_per_minute": 70,
         "requests_per_day": 7,
@@ -177,6 +192,7 @@ def test_a_new_process_goes_on_with_each_end_user_where_the_ledger_ends() -> Non
         "usd_per_30_days": 3 * 10**8,
     }
     assert bob["usd_per_7_days"] == 10**9
+    assert verified["usd_per_30_days"] == 4 * 10**8
 
 
 def test_a_week_begins_on_monday(rig: Rig) -> None:
