@@ -7,6 +7,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from outrider.gateway.contract.errors.tree import PermissionDeniedError
 from outrider.gateway.contract.schema.openapi import (
     failures,
     json_content,
@@ -32,7 +33,7 @@ from outrider.gateway.http.apis.batches.objects import (
 )
 from outrider.gateway.http.server.auth_dispatcher import principal_of
 from outrider.gateway.http.server.endpoints import MAX_SMALL_BODY_BYTES, RequestIntake
-from outrider.gateway.tenancy.keys.keys import Principal
+from outrider.gateway.tenancy.keys.keys import SIGNED_IN_PREFIX, Principal
 
 _FILES: Final = "/v1/files"
 _BATCHES: Final = "/v1/batches"
@@ -60,9 +61,12 @@ class BatchRoutes:
         """Add the paths; where there are no batches they say so and are not described."""
 
         async def upload(request: Request) -> Response:
+            _key_of(request)
             return await intake.counted_unread(request, self.files.upload)
 
         async def create(request: Request) -> Response:
+            _key_of(request)
+
             async def work(body: bytes, caller: Caller) -> Response:
                 return await self.batches.create(body, caller.principal)
 
@@ -97,9 +101,23 @@ def _asked_by(
     handler: Callable[[Request, Principal], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        return await handler(request, principal_of(request))
+        return await handler(request, _key_of(request))
 
     return endpoint
+
+
+def _key_of(request: Request) -> Principal:
+    """Return the key that asks. Raises PermissionDeniedError for an identity provider's token.
+
+    A batch outlasts a token, and files are a whole team's.
+    """
+    principal = principal_of(request)
+    if principal.key_id.startswith(SIGNED_IN_PREFIX):
+        raise PermissionDeniedError(
+            "Files and batches need a key: they outlast a token. Ask the operator for one.",
+            code="key_required",
+        )
+    return principal
 
 
 def _upload_operation() -> dict[str, Any]:
