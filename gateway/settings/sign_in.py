@@ -31,16 +31,17 @@ def checked_url(url: str) -> str:
     return url
 
 
+_Words = Annotated[str, Field(min_length=1)]
 SafeUrl = Annotated[str, AfterValidator(checked_url)]
 
 
 class GrantSettings(Section):
     """What tokens with a certain claim may do. All grants that match a token add up."""
 
-    claim: str | None = None
+    claim: _Words | None = None
     """Name of the claim, such as groups; dots lead into objects (realm_access.roles). With `value`
     unset too: the grant is every token's."""
-    value: str | None = None
+    value: _Words | None = None
     """What the claim has: it is this text, a list with it, or, for scope and scp, words with it."""
     team: str | None = None
     """Team, by name or id; of several grants' teams the first counts."""
@@ -76,11 +77,11 @@ class IssuerSettings(Section):
     """Signatures that count."""
     clock_skew_s: Annotated[float, Field(ge=0, le=300)] = 60.0
     """By how much its clock may differ from ours."""
-    end_user_claim: str = "sub"
+    end_user_claim: _Words = "sub"
     """Claim that names the end user."""
     grants: Annotated[dict[str, GrantSettings], Field(min_length=1)]
     """What its tokens may do, by names of your choice."""
-    client_id: str | None = None
+    client_id: _Words | None = None
     """This gateway's name at the issuer; it lets people sign in on the pages."""
     client_secret: SecretStr | None = None
     """Its secret there; unset: a public client."""

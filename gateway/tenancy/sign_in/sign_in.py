@@ -1,6 +1,7 @@
 """From a token to the principal that it stands for, as from a key."""
 
 import hashlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ from outrider.gateway.tenancy.sign_in.grants import matching, scopes_of, team_cl
 from outrider.gateway.tenancy.sign_in.issuer import Issuer
 from outrider.gateway.tenancy.sign_in.sign_in_metrics import SignInMetrics, TokenResult
 from outrider.gateway.tenancy.sign_in.tokens import TokenReader, TokenRefused, time_of
+
+logger = logging.getLogger(__name__)
 
 _RESULTS: Final[Mapping[type[Exception], TokenResult]] = {
     IssuerUnavailableError: "pending",
@@ -75,6 +78,12 @@ class SignIn:
         """Begin to read the issuers' keys."""
         for issuer in self.issuers.values():
             issuer.start()
+            for name, grant in issuer.settings.grants.items():
+                if grant.team is not None and self._registry.team(grant.team) is None:
+                    logger.warning(
+                        "sign_in.issuers.%s.grants.%s: there is no team %r",
+                        *(issuer.name, name, grant.team),
+                    )
 
     async def close(self) -> None:
         """Read them no more."""

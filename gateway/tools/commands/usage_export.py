@@ -79,7 +79,7 @@ def export(flags: ExportFlags, rows: RowFlags, opened: DatabaseFlags) -> None:
                 raise SettingsError("--month excludes --since and --until")
             try:
                 bounds = month_bounds(flags.month)
-            except ValueError:
+            except (ValueError, OverflowError):
                 raise SettingsError(f"--month {flags.month}: write it as 2026-01") from None
     with opened.opened(kept="ledger") as (settings, database), database.read() as connection:
         wanted = rows.filter(settings, database, bounds)

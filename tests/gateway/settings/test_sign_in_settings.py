@@ -42,6 +42,8 @@ def test_an_issuer_in_variables() -> None:
         ({"audience": ""}, "audience is empty"),
         ({"grants": {}}, "grants"),
         ({"grants": {"a": {"claim": "groups"}}}, "belong together"),
+        ({"grants": {"a": {"claim": "", "value": "x"}}}, "grants.a.claim"),
+        ({"client_id": ""}, "client_id"),
         ({"clock_skew_s": 3600}, "clock_skew_s"),
         ({"client_id": "pages", "scopes": "profile"}, "openid"),
     ],

@@ -123,6 +123,7 @@ def test_a_spreadsheet_opens_it_and_runs_nothing(filled: Database, tmp_path: Pat
     ("arguments", "words"),
     [
         (("--month", "2026-13"), "--month 2026-13: write it as 2026-01"),
+        (("--month", "9999-12"), "--month 9999-12: write it as 2026-01"),
         (("--month", "May"), "--month May: write it as 2026-01"),
         (("--month", "2026-09", "--since", "7d"), "--month excludes --since and --until"),
         (("--by", "tier"), "--by tier: it is one of team, key, end_user"),

@@ -175,6 +175,20 @@ def test_a_claim_without_a_team_is_named(tmp_path: Path, issuer: ScriptedIssuer)
     door.run(work)
 
 
+def test_a_team_that_does_not_exist_is_told_at_the_start(
+    tmp_path: Path, issuer: ScriptedIssuer, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = Door(tmp_path, issuer)
+
+    async def work() -> None:
+        await door.sign_in.start()
+        await door.sign_in.close()
+
+    door.run(work)
+    assert "sign_in.issuers.idp0.grants.lost: there is no team 'nowhere'" in caplog.text
+    assert "research" not in caplog.text
+
+
 def test_a_text_that_people_write_themselves_is_one_value(
     tmp_path: Path, issuer: ScriptedIssuer
 ) -> None:
