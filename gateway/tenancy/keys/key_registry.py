@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from outrider.gateway.storage.refresh import PeriodicRefresh
@@ -51,10 +51,9 @@ class KeyRegistry:
         self._store = store
         self._hasher = hasher
         self._isolate_tenants = isolate_tenants
-        self._version = _NEVER_READ
         self._entries: dict[str, KeyEntry] = {}
-        self._teams: dict[str, TeamRecord] = {}
-        self._has_keys = False
+        self._table: KeyTable | None = None
+        """As it was read last, without its keys."""
         self._on_refresh: list[Callable[[], None]] = []
         self._refresh = PeriodicRefresh(
             self._read_changes,
@@ -71,7 +70,7 @@ class KeyRegistry:
 
         A gateway whose last key is revoked must not accept requests without one.
         """
-        return self._has_keys
+        return self._table is not None and self._table.has_any
 
     def __len__(self) -> int:
         """Return the number of keys, revoked ones included."""
@@ -97,12 +96,13 @@ class KeyRegistry:
     @property
     def version(self) -> int:
         """Return a number that changes with the keys and teams."""
-        return self._version
+        return _NEVER_READ if self._table is None else self._table.version
 
     def team(self, words: str) -> TeamRecord | None:
         """Return the team of this id, else of this name."""
-        named = (team for team in self._teams.values() if team.name == words)
-        return self._teams.get(words) or next(named, None)
+        teams = {} if self._table is None else self._table.teams
+        named = (team for team in teams.values() if team.name == words)
+        return teams.get(words) or next(named, None)
 
     def cache_salt(self, tenant: str, end_user: str = "") -> str:
         """Return the salt of a tenant's prefix cache, or of one person's in it."""
@@ -129,18 +129,16 @@ class KeyRegistry:
     async def _read_changes(self) -> None:
         try:
             version = await asyncio.to_thread(self._store.version)
-            if version != self._version:
+            if version != self.version:
                 table, self._entries = await asyncio.to_thread(self._read)
-                self._teams = dict(table.teams)
-                self._has_keys = self._has_keys or table.has_any
-                self._version = table.version
+                self._table = replace(table, keys=())
         finally:
             for on_refresh in self._on_refresh:
                 on_refresh()
 
     def _read(self) -> tuple[KeyTable, dict[str, KeyEntry]]:
-        """Return all keys, ready for use. Slow where there are many: for a worker thread."""
-        table = self._store.load()
+        """Return all keys, ready for use. Slow where many have changed: for a worker thread."""
+        table = self._store.load(self._table)
         unusable = [key.key_id for key in table.keys if key.hashed_with != self._hasher.name]
         if unusable:
             logger.warning(
@@ -148,7 +146,9 @@ class KeyRegistry:
                 len(unusable),
                 unusable[0],
             )
-        entries = {}
+        entries = {} if table.changed is None else dict(self._entries)
+        for key_id in table.changed or ():
+            entries.pop(key_id, None)
         for key in table.keys:
             if key.team_id is None or key.team_id in table.teams:
                 entries[key.key_id] = self._entry(key, table)

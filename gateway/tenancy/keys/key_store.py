@@ -39,6 +39,7 @@ from outrider.gateway.tenancy.keys.records import (
 _SECRET: Final = "keys.secret"
 _TEAM_PREFIX: Final = "team-"
 _MAX_TRIES: Final = 8
+_MAX_CHANGES: Final = 1000
 
 Merge = Callable[[KeyOrder | TeamOrder], Mapping[str, Any]]
 """Returns the changes, given the present state of a key or a team."""
@@ -89,18 +90,32 @@ class KeyStore:
         """Return a number that changes with every change of a key or a team."""
         return self._changes.read()
 
-    def load(self) -> KeyTable:
-        """Return all keys and teams; rows that cannot be read are left out, and logged."""
+    def load(self, since: KeyTable | None = None) -> KeyTable:
+        """Return all keys and teams; rows that cannot be read are left out, and logged.
+
+        `since`: of the keys only those that have changed, or whose team has, if that can be told.
+        """
+        keys, teams, head = tables.keys, tables.teams, tables.audit_head
         with self._database.read() as connection:
             # First: rows that are newer are only read once more.
             version = self._changes.value(connection)
-            teams = connection.execute(select(tables.teams)).mappings().all()
-            keys = connection.execute(select(tables.keys)).mappings().all()
+            sequence = connection.execute(select(head.c.sequence)).scalar() or 0
+            changed = None if since is None else _changed(connection, since, version)
+            of_teams, of_keys = select(teams), select(keys)
+            if changed is not None:
+                of_teams = of_teams.where(teams.c.id.in_(changed))
+                of_keys = of_keys.where(keys.c.id.in_(changed) | keys.c.team_id.in_(changed))
+            team_rows = connection.execute(of_teams).mappings().all()
+            key_rows = connection.execute(of_keys).mappings().all()
+        kept = {} if since is None or changed is None else since.teams
+        others = {team_id: team for team_id, team in kept.items() if team_id not in (changed or ())}
         return KeyTable(
             version=version,
-            has_any=bool(keys),
-            teams={team.team_id: team for team in readable(teams, team_of)},
-            keys=tuple(readable(keys, key_of)),
+            sequence=sequence,
+            changed=None if changed is None else changed | {row["id"] for row in key_rows},
+            has_any=bool(key_rows) or (since is not None and since.has_any),
+            teams=others | {team.team_id: team for team in readable(team_rows, team_of)},
+            keys=tuple(readable(key_rows, key_of)),
         )
 
     def create(self, order: KeyOrder) -> ShownKey:
@@ -287,6 +302,24 @@ class KeyStore:
     ) -> None:
         change = Change(action=action, target=target, before=before, after=after)
         record(connection, change, self._wall_clock())
+
+
+def _changed(connection: Connection, since: KeyTable, version: int) -> frozenset[str] | None:
+    """Return the ids of the keys and teams that have changed, as the audit log tells.
+
+    None for more than are looked up one by one, and where the log lacks a change.
+    """
+    log, number = tables.audit_log, version - since.version
+    is_ours = log.c.action.startswith("key.") | log.c.action.startswith("team.")
+    query = select(log.c.target).where(log.c.sequence > since.sequence, is_ours)
+    if not 0 <= number <= _MAX_CHANGES:
+        return None
+    targets = list(connection.execute(query.limit(number + 1)).scalars())
+    return frozenset(map(_id_of, targets)) if len(targets) == number else None
+
+
+def _id_of(target: str) -> str:
+    return target.partition("/")[2]
 
 
 def _get_key(connection: Connection, key_id: str) -> KeyRecord:

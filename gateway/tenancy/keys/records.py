@@ -76,6 +76,10 @@ class KeyTable:
 
     version: int
     """Changes when any of them does."""
+    sequence: int = 0
+    """Of the audit log's last row."""
+    changed: frozenset[str] | None = None
+    """The ids of what changed since another table, of which `keys` are; None: `keys` are all."""
     has_any: bool = False
     """True if there is a key, even one that cannot be read."""
     keys: tuple[KeyRecord, ...] = ()

@@ -70,6 +70,55 @@ def test_changes_of_another_process_are_seen_soon(tmp_path: Path) -> None:
     world.run(work)
 
 
+def test_only_what_has_changed_is_read(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    store, keys = world.store, world.keys
+    team = store.create_team(TeamOrder(name="t"))
+    alone, other = (store.create(KeyOrder(name=name)).record.key_id for name in "ab")
+    member = store.create(KeyOrder(name="c", team_id=team.team_id)).record.key_id
+
+    async def work() -> None:
+        before = {key_id: keys.find(key_id) for key_id in (other, member)}
+        store.update(alone, {"name": "changed"})
+        fresh = store.create(KeyOrder(name="d", team_id=team.team_id)).record.key_id
+        await keys.refresh()
+        assert [keys.find(other), keys.find(member)] == [before[other], before[member]]
+        assert keys.find(other) is before[other]
+        entry, made = keys.find(alone), keys.find(fresh)
+        assert entry is not None
+        assert made is not None
+        assert entry.principal.name == "changed"
+        assert made.principal.team_id == team.team_id
+
+        limits = LimitSpec(requests_per_day=1)
+        store.update_team("t", {"limits": limits})
+        await keys.refresh()
+        principals = [e.principal for key in (member, fresh) if (e := keys.find(key)) is not None]
+        assert [each.team_limits for each in principals] == [limits, limits]
+        assert keys.find(other) is before[other]
+        store.erase(other)  # which the log tells of a tenant, and not of its keys
+        store.revoke(alone)
+        await keys.refresh()
+        revoked = [entry.is_revoked for key in (alone, other) if (entry := keys.find(key))]
+        assert revoked == [True, True]
+
+    world.run(work)
+
+
+def test_a_key_that_cannot_be_read_any_more_is_gone(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    key_id = world.store.create(KeyOrder(name="a")).record.key_id
+
+    async def work() -> None:
+        world.store.update(key_id, {"name": "b"})
+        with world.database.write() as connection:
+            connection.execute(text("update keys set hash = 'no hash'"))
+        await world.keys.refresh()
+        assert world.keys.find(key_id) is None
+
+    world.run(work)
+
+
 def test_nothing_is_read_again_that_has_not_changed(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.store.create(KeyOrder(name="a"))
