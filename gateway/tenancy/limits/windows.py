@@ -1,4 +1,4 @@
-"""Counters of each period: sliding minutes, UTC's days, weeks and months, running requests."""
+"""What a limit's counter does, sliding minutes, and UTC's days, weeks and months."""
 
 import math
 from collections.abc import Iterator
@@ -11,10 +11,6 @@ _DAY_S: Final = 86_400
 _WEEK_DAYS: Final = 7
 _MONDAY: Final = 3
 """Days of its week before 1970-01-01, a Thursday."""
-MAX_PERIODS: Final = 4
-"""Periods kept, for a wall clock that is set back."""
-OPEN_WAIT_S: Final = 1.0
-"""The end of a running request is unknown; a retry once a second is cheap."""
 
 
 class ClockTimes(NamedTuple):
@@ -173,77 +169,3 @@ class Months:
     def _after(number: int) -> float:
         year, month = divmod(number + 1, 12)
         return datetime(year, month + 1, 1, tzinfo=UTC).timestamp()
-
-
-class CalendarCounter:
-    """A day, a week or a month of UTC.
-
-    A wall clock set back over midnight finds the earlier day as it was, so no amount can be spent
-    twice; a clock that was wrong for a while does no harm to the days that follow.
-    """
-
-    __slots__ = ("_calendar", "_totals")
-
-    def __init__(self, calendar: Days | Weeks | Months) -> None:
-        self._calendar = calendar
-        self._totals: dict[int, int] = {}  # period → its amount
-
-    def used(self, moment: ClockTimes) -> int:
-        """Return the amount of the present period."""
-        return self._totals.get(self._calendar.number(moment.wall_s), 0)
-
-    def add(self, amount: int, moment: ClockTimes) -> int:
-        """Enter an amount now; returns the period's number."""
-        number = self._calendar.number(moment.wall_s)
-        self._totals[number] = self._totals.get(number, 0) + amount
-        if len(self._totals) > MAX_PERIODS:
-            del self._totals[next(iter(self._totals))]
-        return number
-
-    def give_back(self, slot: int, amount: int) -> None:
-        """Take back a part of a period's amount."""
-        if slot in self._totals:
-            self._totals[slot] -= amount
-
-    def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
-        """Return the seconds until the period ends; 0 if it fits now."""
-        return self._left_s(moment) if amount > limit - self.used(moment) else 0.0
-
-    def reset_s(self, moment: ClockTimes) -> float:
-        """Return the seconds until the period ends."""
-        number = self._calendar.number(moment.wall_s)
-        return self._calendar.end_s(number) - moment.wall_s if self._totals.get(number) else 0.0
-
-    def _left_s(self, moment: ClockTimes) -> float:
-        number = self._calendar.number(moment.wall_s)
-        return self._calendar.end_s(number) - moment.wall_s
-
-
-class OpenCount:
-    """Requests under way."""
-
-    __slots__ = ("_total",)
-
-    def __init__(self) -> None:
-        self._total = 0
-
-    def used(self, moment: ClockTimes) -> int:
-        """Return the number of running requests."""
-        return self._total
-
-    def add(self, amount: int, moment: ClockTimes) -> int:
-        """Add requests that begin."""
-        self._total += amount
-        return 0
-
-    def give_back(self, slot: int, amount: int) -> None:
-        """Remove requests that have ended."""
-        self._total -= amount
-
-    def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
-        """Return a guess in seconds."""
-        return OPEN_WAIT_S if amount > limit - self._total else 0.0
-
-    def reset_s(self, moment: ClockTimes) -> float:
-        """Return a guess in seconds."""
-        return OPEN_WAIT_S if self._total else 0.0

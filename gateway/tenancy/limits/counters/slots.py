@@ -8,21 +8,21 @@ from typing import Final
 
 from outrider.gateway.tenancy.limits.limit_rules import Period
 from outrider.gateway.tenancy.limits.windows import (
-    MAX_PERIODS,
-    OPEN_WAIT_S,
     WINDOW_S,
-    CalendarCounter,
     ClockTimes,
     Counter,
     Days,
     MinuteWindow,
     Months,
-    OpenCount,
     Weeks,
 )
 
 _FIELDS: Final = 3
 """Numbers of a packed entry: the limit's code, the slot, the amount."""
+_SPARE: Final = 3
+"""Days, weeks or months that are kept beside those that count, for a clock that is set back."""
+_OPEN_WAIT_S: Final = 1.0
+"""The end of a running request is unknown; a retry once a second is cheap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Slots:
     """Return the seconds until a slot counts no more."""
     span: int = 1
     """Slots that count, the present one included."""
-    spare: int = MAX_PERIODS - 1
-    """Older slots that are kept, for a clock that is set back."""
+    spare: int = _SPARE
+    """Further slots that are kept."""
 
 
 def _slots_of(calendar: Days | Weeks | Months, span: int = 1) -> Slots:
@@ -76,7 +76,7 @@ class PackedCounter:
         slot = self._slots.number(moment)
         at = self._place(slot)
         if at is None:
-            self._drop(slot - self._slots.span - self._slots.spare)
+            self._drop_others(moment)
             self._numbers.extend((self._code, slot, amount))
         else:
             self._numbers[at + 2] += amount
@@ -121,17 +121,19 @@ class PackedCounter:
     def _place(self, slot: int) -> int | None:
         return next((at for at in self._own() if self._numbers[at + 1] == slot), None)
 
-    def _drop(self, last: int) -> None:
-        """Forget the slots up to this one."""
-        for at in reversed([at for at in self._own() if self._numbers[at + 1] <= last]):
+    def _drop_others(self, moment: ClockTimes) -> None:
+        """Forget the slots that do not count now, but for the latest ones that were entered."""
+        counting = set(self._counting(moment))
+        others = [at for at in self._own() if at not in counting]
+        for at in reversed(others[: max(0, len(others) - self._slots.spare)]):
             del self._numbers[at : at + _FIELDS]
 
 
 class Counters:
-    """Makes counters; those of one calendar share it."""
+    """Makes counters. Those of months share what is known of the present one."""
 
     def __init__(self) -> None:
-        self._days, self._weeks, self._months = Days(), Weeks(), Months()
+        days = Days()
         self.slots: dict[Period, Slots] = {
             "minute": Slots(
                 number=lambda moment: math.floor(moment.clock_s),
@@ -139,27 +141,15 @@ class Counters:
                 span=WINDOW_S + 1,
                 spare=0,
             ),
-            "day": _slots_of(self._days),
-            "week": _slots_of(self._weeks),
-            "month": _slots_of(self._months),
-            "7_days": _slots_of(self._days, 7),
-            "30_days": _slots_of(self._days, 30),
-            "open": Slots(number=lambda moment: 0, left_s=lambda slot, moment: OPEN_WAIT_S),
+            "day": _slots_of(days),
+            "week": _slots_of(Weeks()),
+            "month": _slots_of(Months()),
+            "7_days": _slots_of(days, 7),
+            "30_days": _slots_of(days, 30),
+            "open": Slots(number=lambda moment: 0, left_s=lambda slot, moment: _OPEN_WAIT_S),
         }
         """The slots of each period."""
 
     def make(self, period: Period) -> Counter:
-        """Make an empty counter."""
-        match period:
-            case "minute":
-                return MinuteWindow()
-            case "day":
-                return CalendarCounter(self._days)
-            case "week":
-                return CalendarCounter(self._weeks)
-            case "month":
-                return CalendarCounter(self._months)
-            case "7_days" | "30_days":
-                return PackedCounter(self.slots[period], packed())
-            case "open":
-                return OpenCount()
+        """Make an empty counter. Most limits are of a minute, which has the most slots."""
+        return MinuteWindow() if period == "minute" else PackedCounter(self.slots[period], packed())
