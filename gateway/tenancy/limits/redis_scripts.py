@@ -8,7 +8,6 @@ cluster. Below it:
     :m:NAME       hash of a sliding minute: `at` its latest second, `sum`, and second % 61 → amount
     :d:NAME:DAY, :w:NAME:WEEK, :M:NAME:MONTH    amount in that day, week or month of UTC
     :u:OWNER        sorted set: end user → when it was seen
-    :r:NAME hash of the days of UTC that end today: day → amount
 
 An entry is (period, name, slot, amount), as in `outrider.gateway.tenancy.limits.windows`, whose
 rules hold here too. Amounts are whole numbers up to 2^53, where Lua's numbers are exact.
@@ -150,45 +149,23 @@ function minute.reset_s(name)
   return 0
 end
 
-local function calendar(letter, number, end_s)
-  local counter = {}
+-- The slots of a calendar that count, `last` being the present one, which ends at `end_s`; each has a
+-- key of its own. Only days are summed up over several slots.
+local function calendar(letter, last, end_s, span)
+  local counter, first = {}, last - (span or 1) + 1
   local function key(name, slot)
     return base .. letter .. name .. ':' .. text(slot)
   end
-  function counter.used(name)
-    return tonumber(redis.call('GET', key(name, number))) or 0
-  end
-  function counter.add(name, amount)
-    redis.call('INCRBY', key(name, number), text(amount))
-    redis.call('PEXPIRE', key(name, number), text((end_s - second + DAY_S) * 1000))
-    return number
-  end
-  function counter.give_back(name, slot, amount)
-    if redis.call('EXISTS', key(name, slot)) == 1 then
-      redis.call('DECRBY', key(name, slot), text(amount))
-    end
-  end
-  function counter.forget(name)
-    redis.call('DEL', key(name, number))
-  end
-  function counter.wait_s()
-    return end_s - now
-  end
-  function counter.reset_s(name)
-    return counter.used(name) > 0 and end_s - now or 0
-  end
-  return counter
-end
-
-local function days_until_today(num_days, today)
-  local counter = {}
-  local function key(name)
-    return base .. ':r:' .. name
+  local function keys(name)
+    local found = {}
+    for slot = first, last do found[#found + 1] = key(name, slot) end
+    return found
   end
   local function amounts(name)
-    local fields = {}
-    for day = today - num_days + 1, today do fields[#fields + 1] = text(day) end
-    return redis.call('HMGET', key(name), unpack(fields))
+    return redis.call('MGET', unpack(keys(name)))
+  end
+  local function left_s(i)
+    return end_s + (i - 1) * DAY_S - now
   end
   function counter.used(name)
     local sum = 0
@@ -196,36 +173,32 @@ local function days_until_today(num_days, today)
     return sum
   end
   function counter.add(name, amount)
-    redis.call('HINCRBY', key(name), text(today), text(amount))
-    redis.call('PEXPIRE', key(name), text((num_days + 1) * DAY_S * 1000))
-    if redis.call('HLEN', key(name)) > num_days + 3 then
-      for _, day in ipairs(redis.call('HKEYS', key(name))) do
-        if tonumber(day) <= today - num_days - 3 then redis.call('HDEL', key(name), day) end
-      end
-    end
-    return today
+    redis.call('INCRBY', key(name, last), text(amount))
+    local keep_s = end_s - second + (last - first + 1) * DAY_S
+    redis.call('PEXPIRE', key(name, last), text(keep_s * 1000))
+    return last
   end
   function counter.give_back(name, slot, amount)
-    if redis.call('HEXISTS', key(name), text(slot)) == 1 then
-      redis.call('HINCRBY', key(name), text(slot), text(-amount))
+    if redis.call('EXISTS', key(name, slot)) == 1 then
+      redis.call('DECRBY', key(name, slot), text(amount))
     end
   end
   function counter.forget(name)
-    redis.call('DEL', key(name))
+    redis.call('DEL', unpack(keys(name)))
   end
   function counter.wait_s(name, over)
     for i, amount in ipairs(amounts(name)) do
       over = over - (tonumber(amount) or 0)
-      if over <= 0 then return (today + i) * DAY_S - now end
+      if over <= 0 then return left_s(i) end
     end
     return 0
   end
   function counter.reset_s(name)
-    local left_s = 0
+    local found_s = 0
     for i, amount in ipairs(amounts(name)) do
-      if (tonumber(amount) or 0) > 0 then left_s = (today + i) * DAY_S - now end
+      if (tonumber(amount) or 0) > 0 then found_s = left_s(i) end
     end
-    return left_s
+    return found_s
   end
   return counter
 end
@@ -261,8 +234,8 @@ local counters = {
   day = calendar(':d:', today, (today + 1) * DAY_S),
   week = calendar(':w:', this_week, ((this_week + 1) * 7 - 3) * DAY_S),
   month = calendar(':M:', this_month, first_day(this_month + 1) * DAY_S),
-  ['7_days'] = days_until_today(7, today),
-  ['30_days'] = days_until_today(30, today),
+  ['7_days'] = calendar(':d:', today, (today + 1) * DAY_S, 7),
+  ['30_days'] = calendar(':d:', today, (today + 1) * DAY_S, 30),
   open = open,
 }
 
