@@ -9,7 +9,7 @@ from pydantic_settings import NoDecode
 
 from outrider.gateway.settings.http_bounds import NameList
 from outrider.gateway.settings.loopback import is_loopback
-from outrider.gateway.settings.sections import Seconds, Section, split_list
+from outrider.gateway.settings.sections import Section, split_list
 
 SIGN_IN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
@@ -105,8 +105,6 @@ class SignInSettings(Section):
     on the pages only with it."""
     session_s: Annotated[float, Field(gt=0, le=7 * 86_400)] = 8 * 3600.0
     """Time after which people sign in again."""
-    refresh_s: Seconds = 300.0
-    """Interval at which the issuers' keys are read again. An unknown key is looked for at once."""
     issuers: dict[str, IssuerSettings] = Field(default_factory=dict)
     """Issuers, by names of your choice."""
 

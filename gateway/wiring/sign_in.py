@@ -28,14 +28,7 @@ def build_sign_in(settings: Settings, keys: KeyParts, registry: "CollectorRegist
     client = IssuerClient(allow_private=settings.allow_private_upstreams)
     metrics = SignInMetrics(registry)
     issuers = [
-        Issuer(
-            name,
-            issuer,
-            client,
-            clock=time.monotonic,
-            refresh_s=settings.sign_in.refresh_s,
-            metrics=metrics,
-        )
+        Issuer(name, issuer, client, clock=time.monotonic, metrics=metrics)
         for name, issuer in settings.sign_in.issuers.items()
     ]
     return SignIn(issuers, keys.registry, metrics)

@@ -26,9 +26,7 @@ _OF_COOKIE: Final = "Path=/; Secure; HttpOnly; SameSite"
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """What the cookie says."""
 
-    issuer: str
-    end_user: str
-    grants: tuple[str, ...]
+    identity: Identity
     expires_at: float
     """In seconds since 1970."""
 
@@ -55,12 +53,7 @@ class Sessions:
         """
         principal = self._sign_in.principal_of(identity)
         logger.info("signed in name=%s key_id=%s", principal.name, principal.key_id)
-        session = Session(
-            issuer=identity.issuer,
-            end_user=identity.end_user,
-            grants=identity.grants,
-            expires_at=self._wall_clock() + self._session_s,
-        )
+        session = Session(identity=identity, expires_at=self._wall_clock() + self._session_s)
         return set_cookie(SESSION_COOKIE, self._seal.sealed(session), self._session_s)
 
     def read(self, headers: Headers) -> Session | None:
@@ -96,15 +89,9 @@ class Sessions:
         if method not in _READING:
             self.check_csrf(headers)
         try:
-            return self.principal_of(session)
+            return self._sign_in.principal_of(session.identity)
         except AuthenticationError:
             return None  # its issuer is no longer in the settings
-
-    def principal_of(self, session: Session) -> Principal:
-        """Return whom a session stands for now. Raises as SignIn.principal_of does."""
-        return self._sign_in.principal_of(
-            Identity(issuer=session.issuer, end_user=session.end_user, grants=session.grants)
-        )
 
 
 def _is_ours(headers: Headers) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_REFRESH_S: Final = 300.0
 _AGAIN_S: Final = 10.0
 """Tokens with unknown keys have the keys read at most this often: they may be anybody's."""
 _DISCOVERY: Final = "/.well-known/openid-configuration"
@@ -47,7 +49,6 @@ class Issuer:
         client: IssuerClient,
         *,
         clock: Callable[[], float],
-        refresh_s: float,
         metrics: SignInMetrics,
     ) -> None:
         """`clock`: in seconds, monotonic."""
@@ -55,19 +56,16 @@ class Issuer:
         self.settings = settings
         self.client = client
         self.keys = KeySet()
-        self.version = 0
-        """Changes with the keys: what an older one has verified is verified again."""
+        """Another object once they have changed: what older ones verified is verified again."""
         self.endpoints: Endpoints | None = None
         self._clock = clock
-        self._refresh_s = refresh_s
         self._metrics = metrics
         self._fetch: asyncio.Task[None] | None = None
-        self._asked_s: float | None = None
-        self._is_failing = False
+        self._asked_s = -math.inf
         self._repeating: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to read the keys, now and every `refresh_s`. Nothing waits for them."""
+        """Begin to read the keys, now and every five minutes. Nothing waits for them."""
         self._repeating = asyncio.create_task(self._repeat())
 
     async def close(self) -> None:
@@ -101,9 +99,10 @@ class Issuer:
 
     def _asked(self) -> asyncio.Task[None] | None:
         """Return the fetch that is under way, or a new one; None soon after one has ended."""
-        is_fetching = self._fetch is not None and not self._fetch.done()
-        may_ask = self._asked_s is None or self._clock() - self._asked_s >= _AGAIN_S
-        return self._begin() if is_fetching or may_ask else None
+        is_soon = self._clock() - self._asked_s < _AGAIN_S
+        if is_soon and (self._fetch is None or self._fetch.done()):
+            return None
+        return self._begin()
 
     def _unavailable(self, fetch: asyncio.Task[None] | None) -> IssuerUnavailableError:
         return IssuerUnavailableError(
@@ -121,26 +120,19 @@ class Issuer:
     async def _repeat(self) -> None:
         while True:
             await asyncio.wait({self._begin()})
-            await asyncio.sleep(self._refresh_s if self.keys.keys else _AGAIN_S)
+            await asyncio.sleep(_REFRESH_S if self.keys.keys else _AGAIN_S)
 
     async def _attempt(self) -> None:
         """Read the keys, and log a failure instead of raising it."""
         try:
             await self._read()
         except Exception as error:  # noqa: BLE001 - the next reading may succeed
-            self._metrics.fetch_failed(self.name)
-            if not self._is_failing:
-                logger.warning(
-                    "keys of an issuer cannot be read, meanwhile the last known ones are used "
-                    "issuer=%s error=%s",
-                    self.name,
-                    error,
-                )
-            self._is_failing = True
-            return
-        if self._is_failing:
-            logger.info("keys of an issuer can be read again issuer=%s", self.name)
-        self._is_failing = False
+            self._metrics.failures.labels(self.name).inc()
+            logger.warning(
+                "keys of an issuer cannot be read, meanwhile the last known ones are used "
+                "issuer=%s error=%s",
+                *(self.name, error),
+            )
 
     async def _read(self) -> None:
         endpoints = await self._find_endpoints()
@@ -148,10 +140,8 @@ class Issuer:
         keys = await asyncio.to_thread(read_key_set, document, self.settings.algorithms)
         self.endpoints = endpoints
         if keys.jwks != self.keys.jwks:
-            self.version += 1
-            logger.info("keys of an issuer issuer=%s count=%d", self.name, len(keys.jwks))
-        self.keys = keys
-        self._metrics.has_keys(self.name, len(keys.jwks))
+            self.keys = keys
+            logger.info("keys of an issuer issuer=%s count=%d", self.name, len(keys.keys))
 
     async def _find_endpoints(self) -> Endpoints:
         settings = self.settings

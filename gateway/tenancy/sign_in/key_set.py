@@ -13,13 +13,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_KEYS: Final = 100
-_MAX_ID_CHARS: Final = 256
-_CURVES: Final[Mapping[str, tuple[str, str | None]]] = {
-    "ES256": ("EC", "P-256"),
-    "ES384": ("EC", "P-384"),
-    "EdDSA": ("OKP", "Ed25519"),
-}
-"""Type and curve of an algorithm's keys; those of all others are RSA's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,29 +55,26 @@ def _fits(jwk: object, algorithm: str) -> bool:
     """Return whether a key may verify an algorithm's signatures, by what is said of it."""
     if not isinstance(jwk, dict) or "d" in jwk:  # a private key that is public is nobody's
         return False
-    kind, curve = _CURVES.get(algorithm, ("RSA", None))
     operations = jwk.get("key_ops", ["verify"])
-    key_id = jwk.get("kid", "")
     return (
-        (jwk.get("kty"), jwk.get("crv")) == (kind, curve)
-        and jwk.get("use", "sig") == "sig"
+        jwk.get("use", "sig") == "sig"
         and jwk.get("alg", algorithm) == algorithm
         and isinstance(operations, list)
         and "verify" in operations
-        and isinstance(key_id, str)
-        and len(key_id) <= _MAX_ID_CHARS
+        and isinstance(jwk.get("kid", ""), str)
     )
 
 
 def _key(jwk: dict[str, Any], algorithm: str) -> "PyJWK | None":
+    """Return the key; None for one of another type or curve, and for one that is too short."""
     import jwt
 
     try:
         key = jwt.PyJWK(jwk, algorithm)
-        weakness = key.Algorithm.check_key_length(key.key)
-    except (jwt.PyJWTError, ValueError, TypeError) as error:
-        weakness = type(error).__name__
-    if weakness:
+        key.Algorithm.prepare_key(key.key)
+    except (jwt.PyJWTError, ValueError, TypeError):
+        return None
+    if weakness := key.Algorithm.check_key_length(key.key):
         logger.warning("key of an issuer cannot be used error=%s", weakness)
         return None
     return key

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from outrider.gateway.contract.errors.tree import (
     AuthenticationError,
     IssuerUnavailableError,
@@ -17,6 +19,7 @@ from outrider.gateway.tenancy.keys.key_registry import KeyRegistry
 from outrider.gateway.tenancy.keys.keys import SIGNED_IN_PREFIX, Principal, Scopes
 from outrider.gateway.tenancy.sign_in.grants import matching, scopes_of, team_claims, team_of
 from outrider.gateway.tenancy.sign_in.issuer import Issuer
+from outrider.gateway.tenancy.sign_in.key_set import KeySet
 from outrider.gateway.tenancy.sign_in.sign_in_metrics import SignInMetrics, TokenResult
 from outrider.gateway.tenancy.sign_in.tokens import TokenReader, TokenRefused, time_of
 
@@ -30,8 +33,7 @@ _MAX_KNOWN: Final = 10_000
 _MAX_END_USER_CHARS: Final = 255
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Who signed in: all that a principal is made of, so that it can be made anew."""
 
     issuer: str
@@ -45,9 +47,11 @@ class Identity:
 class _Known:
     principal: Principal
     until_s: float
-    versions: tuple[int, int]
-    """Of the teams and of the issuer's keys: with others it is read again."""
+    version: int
+    """Of the teams."""
     issuer: Issuer
+    keys: KeySet
+    """Of the issuer: with others, as with other teams, it is read again."""
 
 
 class SignIn:
@@ -72,7 +76,6 @@ class SignIn:
         self._wall_clock = wall_clock
         self._max_known = max_known
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
-        metrics.report_known(lambda: len(self._known))
 
     async def start(self) -> None:
         """Begin to read the issuers' keys."""
@@ -104,25 +107,26 @@ class SignIn:
             known = self._read(token)
         except (AuthenticationError, PermissionDeniedError, IssuerUnavailableError) as error:
             self._known.pop(digest, None)
-            self._metrics.checked(_RESULTS.get(type(error), "refused"))
+            self._metrics.tokens.labels(_RESULTS.get(type(error), "refused")).inc()
             raise
-        self._metrics.checked("verified")
+        self._metrics.tokens.labels("verified").inc()
         self._known[digest] = known
         if len(self._known) > self._max_known:
             self._known.popitem(last=False)
         return known.principal
 
     def _counts(self, known: _Known) -> bool:
-        versions = (self._registry.version, known.issuer.version)
-        return self._wall_clock() < known.until_s and known.versions == versions
+        is_same = known.version == self._registry.version and known.keys is known.issuer.keys
+        return is_same and self._wall_clock() < known.until_s
 
     def _read(self, token: str) -> _Known:
         issuer, claims = self._reader.read(token)
         return _Known(
             principal=self.principal_of(identity_of(issuer, claims)),
             until_s=time_of(claims, "exp") + issuer.settings.clock_skew_s,
-            versions=(self._registry.version, issuer.version),
+            version=self._registry.version,
             issuer=issuer,
+            keys=issuer.keys,
         )
 
     async def identity(self, token: str, *, client_id: str, nonce: str) -> Identity:

@@ -74,7 +74,6 @@ class Door:
                 IssuerSettings(url=issuer.url, **settings),
                 IssuerClient(timeout_s=timeout_s),
                 clock=self.clock,
-                refresh_s=3600,
                 metrics=metrics,
             )
             for i, issuer in enumerate(issuers)
@@ -352,7 +351,7 @@ def test_known_tokens_are_not_verified_again(
         door.late_s = 0
         for number in range(5):
             await door.come(issuer.token(jti=str(number)))
-        assert door.world.count("outrider_tokens_known") == 3
+        assert door.ask(token) is not first, "the first that was verified made room"
 
     door.run(work)
 
@@ -509,7 +508,6 @@ def test_an_issuer_elsewhere_has_this_machine_asked_nothing() -> None:
             IssuerSettings(url="https://idp.example", audience=(AUDIENCE,), grants=GRANTS),
             client,
             clock=HandClock(),
-            refresh_s=3600,
             metrics=SignInMetrics(registry),
         )
         with pytest.raises(IssuerUnavailableError) as unavailable:
