@@ -6,19 +6,16 @@ import hashlib
 import hmac
 import logging
 import secrets
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, urlencode
-
-import msgspec
 
 from outrider.gateway.contract.errors.tree import (
     AuthenticationError,
     IssuerUnavailableError,
     NotFoundError,
 )
-from outrider.gateway.http.sign_in.sealing import Seal
+from outrider.gateway.http.sign_in.sealing import Seal, Sealed
 from outrider.gateway.http.sign_in.sessions import set_cookie
 from outrider.gateway.settings.sign_in import IssuerSettings
 from outrider.gateway.tenancy.keys.keys import KeyHasher
@@ -34,11 +31,10 @@ LANDINGS: Final = ("/", "/playground", "/dashboard", "/admin")
 """Where a sign-in may end: our own pages, and nothing that a link could name."""
 
 _LOGIN_S: Final = 600.0
-_MAX_USED: Final = 10_000
 _MAX_EXCHANGES: Final = 8
 
 
-class Login(msgspec.Struct, frozen=True, kw_only=True):
+class Login(Sealed, frozen=True, kw_only=True):
     """A sign-in that has begun, as the browser keeps it in a cookie of its own."""
 
     issuer: str
@@ -46,8 +42,6 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
     nonce: str
     verifier: str
     landing: str
-    expires_at: float
-    """In seconds since 1970."""
 
 
 class LoginRefused(AuthenticationError):
@@ -60,14 +54,7 @@ class LoginRefused(AuthenticationError):
 class CodeFlow:
     """Sends a browser to an issuer, and learns who came back. For one event loop."""
 
-    def __init__(
-        self,
-        sign_in: SignIn,
-        hasher: KeyHasher,
-        url: str,
-        *,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, sign_in: SignIn, hasher: KeyHasher, url: str) -> None:
         """`url`: the gateway's own, as browsers know it."""
         self.providers = {
             name: issuer
@@ -77,8 +64,6 @@ class CodeFlow:
         self._sign_in = sign_in
         self._seal = Seal(hasher, "login")
         self._redirect_uri = url.rstrip("/") + CALLBACK_PATH
-        self._wall_clock = wall_clock
-        self._used: dict[str, None] = {}
         self._exchanges = asyncio.Semaphore(_MAX_EXCHANGES)
 
     async def begin(self, name: str | None, landing: str | None) -> tuple[str, str]:
@@ -95,7 +80,7 @@ class CodeFlow:
             nonce=secrets.token_urlsafe(24),
             verifier=secrets.token_urlsafe(48),
             landing=landing if landing in LANDINGS else LANDINGS[0],
-            expires_at=self._wall_clock() + _LOGIN_S,
+            expires_at=self._seal.wall_clock() + _LOGIN_S,
         )
         endpoint = (await issuer.ready_endpoints()).authorize or ""
         challenge = hashlib.sha256(login.verifier.encode()).digest()
@@ -138,16 +123,11 @@ class CodeFlow:
         return identity, login.landing
 
     def _login(self, query: Mapping[str, str], cookie: str | None) -> Login:
-        """Return the sign-in that an answer belongs to; each is answered once."""
+        """Return the sign-in that an answer belongs to. Its code counts once, at the issuer."""
         login = None if cookie is None else self._seal.opened(cookie, Login)
         given = query.get("state", "").encode("utf-8", "replace")
         if login is None or not hmac.compare_digest(given, login.state.encode()):
-            raise LoginRefused("it did not begin in this browser (state)")
-        if login.state in self._used or login.expires_at <= self._wall_clock():
-            raise LoginRefused("it is over; begin again")
-        self._used[login.state] = None
-        if len(self._used) > _MAX_USED:
-            del self._used[next(iter(self._used))]
+            raise LoginRefused("it did not begin in this browser, or is over (state)")
         return login
 
     async def _exchanged(self, issuer: Issuer, code: str, verifier: str) -> str:

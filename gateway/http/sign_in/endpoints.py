@@ -1,5 +1,6 @@
 """The endpoints of /auth: sign in, come back, who am I, sign out."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -40,10 +41,6 @@ class SessionReport(msgspec.Struct, frozen=True, kw_only=True):
 
     is_signed_in: bool
     name: str | None = None
-    team_id: str | None = None
-    is_admin: bool = False
-    expires_at: float | None = None
-    """In seconds since 1970."""
     csrf_token: str | None = None
     """For the header x-outrider-csrf of requests that change something."""
     providers: tuple[Provider, ...] = ()
@@ -88,22 +85,17 @@ class SignInEndpoints:
             Provider(name=name, path=f"{LOGIN_PATH}?issuer={name}")
             for name in ({} if self.flow is None else self.flow.providers)
         )
-        session = None if self.sessions is None else self.sessions.read(request.headers)
         report = SessionReport(is_signed_in=False, providers=providers)
-        if self.sessions is not None and session is not None:
-            try:
-                principal = self.sessions.principal_of(session)
-            except GatewayError:
-                return json_response(report)  # the settings or the team have changed since
-            report = SessionReport(
-                is_signed_in=True,
-                name=principal.name,
-                team_id=principal.team_id,
-                is_admin=principal.scopes.is_admin,
-                expires_at=session.expires_at,
-                csrf_token=self.sessions.csrf_token(request.headers),
-                providers=providers,
-            )
+        if self.sessions is not None:
+            with suppress(GatewayError):  # the settings or the team have changed since
+                principal = self.sessions.principal("GET", request.headers)
+                if principal is not None:
+                    report = SessionReport(
+                        is_signed_in=True,
+                        name=principal.name,
+                        csrf_token=self.sessions.csrf_token(request.headers),
+                        providers=providers,
+                    )
         return json_response(report)
 
     async def logout(self, request: Request) -> Response:

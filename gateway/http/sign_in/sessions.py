@@ -2,15 +2,12 @@
 
 import hmac
 import logging
-import time
-from collections.abc import Callable
 from typing import Final
 
-import msgspec
 from starlette.datastructures import Headers
 
 from outrider.gateway.contract.errors.tree import AuthenticationError, PermissionDeniedError
-from outrider.gateway.http.sign_in.sealing import Seal, cookie_in
+from outrider.gateway.http.sign_in.sealing import Seal, Sealed, cookie_in
 from outrider.gateway.tenancy.keys.keys import KeyHasher, Principal
 from outrider.gateway.tenancy.sign_in.sign_in import Identity, SignIn
 
@@ -23,28 +20,19 @@ _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _OF_COOKIE: Final = "Path=/; Secure; HttpOnly; SameSite"
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+class Session(Sealed, frozen=True, kw_only=True):
     """What the cookie says."""
 
     identity: Identity
-    expires_at: float
-    """In seconds since 1970."""
 
 
 class Sessions:
     """Reads and writes the cookie. It holds names of grants: what they allow, the settings say."""
 
-    def __init__(
-        self,
-        hasher: KeyHasher,
-        sign_in: SignIn,
-        session_s: float,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, hasher: KeyHasher, sign_in: SignIn, session_s: float) -> None:
         self._seal = Seal(hasher, "session")
         self._sign_in = sign_in
         self._session_s = session_s
-        self._wall_clock = wall_clock
 
     def begin(self, identity: Identity) -> str:
         """Return the header `set-cookie` that signs someone in.
@@ -53,7 +41,7 @@ class Sessions:
         """
         principal = self._sign_in.principal_of(identity)
         logger.info("signed in name=%s key_id=%s", principal.name, principal.key_id)
-        session = Session(identity=identity, expires_at=self._wall_clock() + self._session_s)
+        session = Session(identity=identity, expires_at=self._seal.wall_clock() + self._session_s)
         return set_cookie(SESSION_COOKIE, self._seal.sealed(session), self._session_s)
 
     def read(self, headers: Headers) -> Session | None:
@@ -61,9 +49,7 @@ class Sessions:
         cookie = cookie_in(headers.get("cookie", ""), SESSION_COOKIE)
         if cookie is None or not _is_ours(headers):
             return None
-        session = self._seal.opened(cookie, Session)
-        is_over = session is None or session.expires_at <= self._wall_clock()
-        return None if is_over else session
+        return self._seal.opened(cookie, Session)
 
     def csrf_token(self, headers: Headers) -> str:
         """Return what the session's changing requests carry in the header `x-outrider-csrf`."""

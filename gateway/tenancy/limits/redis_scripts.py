@@ -149,8 +149,8 @@ function minute.reset_s(name)
   return 0
 end
 
--- The `span` slots of a calendar that count (1 if it is nil). Each has a key of its own; the present
--- one, `last`, ends at `end_s`. Only days are summed up over several slots.
+-- The `span` slots of a calendar that count (nil: one). Each has a key of its own; the present one,
+-- `last`, ends at `end_s`. Only days are summed up over several slots.
 local function calendar(letter, last, end_s, span)
   local counter, first = {}, last - (span or 1) + 1
   local function key(name, slot)
