@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, distinct, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, distinct, func, select
 
 from outrider.gateway.storage.tables import keys, ledger, teams
 from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD
@@ -16,10 +16,19 @@ from outrider.gateway.tenancy.ledger.queries import UsageFilter, price_books
 InvoiceGroup = Literal["team", "key", "end_user"]
 
 _EPOCH: Final = date(1970, 1, 1)
-_COLUMNS: Final[dict[InvoiceGroup, ColumnElement[Any]]] = {
-    "team": ledger.c.team_id,
-    "key": ledger.c.key_id,
-    "end_user": ledger.c.end_user,
+_COLUMNS: Final[dict[InvoiceGroup, dict[str, ColumnElement[Any]]]] = {
+    "team": {"team": ledger.c.team_id, "team_name": teams.c.name},
+    "key": {"key": ledger.c.key_id, "key_name": keys.c.name},
+    "end_user": {"end_user": ledger.c.end_user},
+}
+_PRICES: Final = {"tier": ledger.c.tier, "price_version": ledger.c.price_version}
+_SUMS: Final[dict[str, ColumnElement[Any]]] = {
+    "requests": func.count(distinct(ledger.c.request_id)),
+    "prompt_tokens": func.sum(ledger.c.num_prompt_tokens),
+    "cached_tokens": func.sum(ledger.c.num_cached_tokens),
+    "completion_tokens": func.sum(ledger.c.num_completion_tokens),
+    "charged_tokens": func.sum(ledger.c.num_charged_tokens),
+    "charge_nanos": func.sum(ledger.c.charge_nanos),
 }
 
 
@@ -31,11 +40,11 @@ class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     month: str
-    team: str | None
-    team_name: str | None
-    key: str | None
-    key_name: str | None
-    end_user: str | None
+    team: str | None = None
+    team_name: str | None = None
+    key: str | None = None
+    key_name: str | None = None
+    end_user: str | None = None
     tier: str
     price_version: str
     requests: int
@@ -67,19 +76,16 @@ def invoice_lines(
     """Yield a line for each month, group, tier and version of the prices, month by month."""
     wanted = replace(wanted, only_charged=True)
     books = price_books(connection)
-    names = {
-        "team": _names(connection, "team") if "team" in groups else {},
-        "key": _names(connection, "key") if "key" in groups else {},
-    }
+    named = ledger.outerjoin(teams, ledger.c.team_id == teams.c.id)
+    named = named.outerjoin(keys, ledger.c.key_id == keys.c.id)
+    by = {name: column for group in groups for name, column in _COLUMNS[group].items()} | _PRICES
+    columns = [column.label(name) for name, column in (by | _SUMS).items()]
+    query = select(*columns).select_from(named).group_by(*by.values()).order_by(*by.values())
     for month in _months(connection, wanted):
-        for row in _month_rows(connection, groups, month, wanted):
-            of_group = dict(zip(groups, row[: len(groups)], strict=True))
-            yield _line(month, of_group, names, row[len(groups) :], books)
-
-
-def _names(connection: Connection, group: Literal["team", "key"]) -> dict[str, str]:
-    table = teams if group == "team" else keys
-    return {row.id: row.name for row in connection.execute(select(table.c.id, table.c.name))}
+        since_s, until_s = month_bounds(month)
+        is_within = (ledger.c.ended_at >= since_s) & (ledger.c.ended_at < until_s)
+        for row in connection.execute(query.where(wanted.condition, is_within)).mappings():
+            yield _line(month, row, books)
 
 
 def _months(connection: Connection, wanted: UsageFilter) -> list[str]:
@@ -87,50 +93,18 @@ def _months(connection: Connection, wanted: UsageFilter) -> list[str]:
     return sorted({(_EPOCH + timedelta(days=day)).strftime("%Y-%m") for day in days})
 
 
-def _month_rows(
-    connection: Connection, groups: Sequence[InvoiceGroup], month: str, wanted: UsageFilter
-) -> Iterator[Sequence[Any]]:
-    since_s, until_s = month_bounds(month)
-    by = [*(_COLUMNS[group] for group in groups), ledger.c.tier, ledger.c.price_version]
-    row = ledger.c
-    counted = (
-        row.num_prompt_tokens, row.num_cached_tokens, row.num_completion_tokens,
-        row.num_charged_tokens, row.charge_nanos,
-    )  # fmt: skip
-    query = select(*by, func.count(distinct(row.request_id)), *map(func.sum, counted))
-    is_within = (row.ended_at >= since_s) & (row.ended_at < until_s)
-    yield from connection.execute(
-        query.where(wanted.condition, is_within).group_by(*by).order_by(*by)
-    )
-
-
-def _line(
-    month: str,
-    of_group: dict[InvoiceGroup, str | None],
-    names: dict[str, dict[str, str]],
-    sums: Sequence[Any],
-    books: dict[str, PriceBook],
-) -> InvoiceLine:
-    tier, version, *numbers = sums
-    requests, prompt, cached, completion, charged, nanos = map(int, numbers)
-    price = books[version].charge_of(tier) if version in books else None
+def _line(month: str, row: RowMapping, books: dict[str, PriceBook]) -> InvoiceLine:
+    words = {name: value for name, value in row.items() if name not in _SUMS}
+    sums = {name: int(row[name]) for name in _SUMS}
+    book = books.get(row["price_version"])
+    price = None if book is None else book.charge_of(row["tier"])
+    dollars, nanos = divmod(sums["charge_nanos"], NANOS_PER_USD)
     return InvoiceLine(
         month=month,
-        team=of_group.get("team"),
-        team_name=names["team"].get(of_group.get("team") or ""),
-        key=of_group.get("key"),
-        key_name=names["key"].get(of_group.get("key") or ""),
-        end_user=of_group.get("end_user"),
-        tier=tier,
-        price_version=version,
-        requests=requests,
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        completion_tokens=completion,
-        charged_tokens=charged,
+        **words,
+        **sums,
         prompt_usd_per_million=None if price is None else price.prompt,
         cached_prompt_usd_per_million=None if price is None else price.cached,
         completion_usd_per_million=None if price is None else price.completion,
-        charge_usd=f"{nanos // NANOS_PER_USD}.{nanos % NANOS_PER_USD:09d}",
-        charge_nanos=nanos,
+        charge_usd=f"{dollars}.{nanos:09d}",
     )

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
@@ -85,7 +86,7 @@ def export(flags: ExportFlags, rows: RowFlags, opened: DatabaseFlags) -> None:
         wanted = rows.filter(settings, database, bounds)
         lines = invoice_lines(connection, groups, wanted)
         with user_errors(failed=(OSError,)):
-            _write(flags.out, _json_lines(lines) if flags.as_json else _csv_lines(lines))
+            _write(flags.out, _json(lines) if flags.as_json else _csv_lines(lines))
 
 
 def _csv_lines(lines: "Iterable[InvoiceLine]") -> Iterator[str]:
@@ -97,21 +98,13 @@ def _csv_lines(lines: "Iterable[InvoiceLine]") -> Iterator[str]:
         yield csv_line(msgspec.structs.astuple(line))
 
 
-def _json_lines(lines: "Iterable[InvoiceLine]") -> Iterator[str]:
-    """Yield an array, with a line for each object."""
-    between = "["
-    for line in lines:
-        yield f"{between}\n{msgspec.json.encode(line).decode()}"
-        between = ","
-    yield "[]\n" if between == "[" else "\n]\n"
+def _json(lines: "Iterable[InvoiceLine]") -> tuple[str, ...]:
+    text = msgspec.json.format(msgspec.json.encode(list(lines))).decode()
+    return (f"{text}\n",)
 
 
 def _write(out: Path | None, texts: Iterable[str]) -> None:
     """Write the texts as they are, line ends included."""
-    if out is None:
-        for text in texts:
-            sys.stdout.buffer.write(text.encode())
-        sys.stdout.flush()
-        return
-    with out.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(texts)
+    with nullcontext(sys.stdout.buffer) if out is None else out.open("wb") as file:
+        file.writelines(text.encode() for text in texts)
+        file.flush()
