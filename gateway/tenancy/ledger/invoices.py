@@ -94,15 +94,13 @@ def _months(connection: Connection, wanted: UsageFilter) -> list[str]:
 
 
 def _line(month: str, row: RowMapping, books: dict[str, PriceBook]) -> InvoiceLine:
-    words = {name: value for name, value in row.items() if name not in _SUMS}
-    sums = {name: int(row[name]) for name in _SUMS}
+    found: dict[str, Any] = {name: int(row[name]) if name in _SUMS else row[name] for name in row}
     book = books.get(row["price_version"])
     price = None if book is None else book.charge_of(row["tier"])
-    dollars, nanos = divmod(sums["charge_nanos"], NANOS_PER_USD)
+    dollars, nanos = divmod(found["charge_nanos"], NANOS_PER_USD)
     return InvoiceLine(
         month=month,
-        **words,
-        **sums,
+        **found,
         prompt_usd_per_million=None if price is None else price.prompt,
         cached_prompt_usd_per_million=None if price is None else price.cached,
         completion_usd_per_million=None if price is None else price.completion,

@@ -21,7 +21,7 @@ from outrider.gateway.tenancy.sign_in.grants import matching, scopes_of, team_cl
 from outrider.gateway.tenancy.sign_in.issuer import Issuer
 from outrider.gateway.tenancy.sign_in.key_set import KeySet
 from outrider.gateway.tenancy.sign_in.sign_in_metrics import SignInMetrics, TokenResult
-from outrider.gateway.tenancy.sign_in.tokens import TokenReader, TokenRefused, time_of
+from outrider.gateway.tenancy.sign_in.tokens import TokenReader, TokenRefused
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class SignIn:
         max_known: int = _MAX_KNOWN,
     ) -> None:
         self.issuers = {issuer.name: issuer for issuer in issuers}
-        self._reader = TokenReader(issuers, wall_clock)
+        self._reader = TokenReader(issuers)
         self._registry = registry
         self._metrics = metrics
         self._wall_clock = wall_clock
@@ -123,7 +123,7 @@ class SignIn:
         issuer, claims = self._reader.read(token)
         return _Known(
             principal=self.principal_of(identity_of(issuer, claims)),
-            until_s=time_of(claims, "exp") + issuer.settings.clock_skew_s,
+            until_s=claims["exp"] + issuer.settings.clock_skew_s,
             version=self._registry.version,
             issuer=issuer,
             keys=issuer.keys,

@@ -220,8 +220,9 @@ def test_times_and_audience(tmp_path: Path, issuer: ScriptedIssuer) -> None:
             {"exp": None},
             {"exp": "soon"},
             {"exp": float("nan")},
+            {"exp": float("inf")},
             {"exp": 10**400},
-            {"exp": True},
+            {"nbf": float("inf")},
             {"iat": now_s + 90},
             {"iss": None},
             {"iss": f"{issuer.url}/"},
@@ -346,8 +347,9 @@ def test_known_tokens_are_not_verified_again(
         first = await door.come(token)
         assert door.ask(token) is first
         assert door.world.count("outrider_tokens_total", result="verified") == 1
-        door.late_s = 700
-        assert (await door.refusal(token))[1] == "token_expired"
+        door.late_s = 700  # past its end, so it is verified anew
+        door.ask(token)
+        assert door.world.count("outrider_tokens_total", result="verified") == 2
         door.late_s = 0
         for number in range(5):
             await door.come(issuer.token(jti=str(number)))

@@ -122,24 +122,7 @@ function showFault(form, fields, error) {
 
 // A button for what is not taken back easily: it asks once more. `work` says what is done in its place.
 function sureButton(text, label, work) {
-  const made = element("button", { type: "button", "aria-label": label }, text);
-  const calm = () => {
-    made.classList.remove("sure");
-    made.textContent = text;
-    made.setAttribute("aria-label", label);
-  };
-  made.addEventListener("click", () => {
-    if (made.classList.contains("sure")) {
-      calm();
-      work();
-      return;
-    }
-    made.classList.add("sure");
-    made.textContent = `${text}: sure?`;
-    made.setAttribute("aria-label", `${label}: press again to confirm`);
-  });
-  made.addEventListener("blur", calm);
-  return made;
+  return plainButton(text, () => { if (confirm(`${label}?`)) work(); }, { "aria-label": label });
 }
 
 function plainButton(text, work, attributes = {}) {
