@@ -166,10 +166,6 @@ def read_question(
     if not is_admin and key not in (None, principal.key_id):
         raise PermissionDeniedError("This key may read its own usage only.", param="key")
     end_user = parameters.get("end_user")
-    if not is_admin and principal.end_user:
-        if end_user not in (None, principal.end_user):
-            raise PermissionDeniedError("You may read your own usage only.", param="end_user")
-        end_user = principal.end_user
     sees_tiers = principal.scopes.shown() != "nothing"
     by = _dimension(parameters.get("by", "tier" if sees_tiers else "day"))
     for name in () if sees_tiers else _OF_TIERS & {by, *parameters}:

@@ -45,29 +45,6 @@ def test_one_end_users_limit_leaves_the_others_theirs(rig: Rig) -> None:
         of(rig, principal, "ann", 60)
 
 
-def test_the_keys_own_limit_holds_for_all_end_users_together(rig: Rig) -> None:
-    principal = key(LimitSpec(tokens_per_day=150, end_user=LimitSpec(tokens_per_day=100)))
-    with rig:
-        of(rig, principal, "ann", 100)
-        with pytest.raises(RateLimitError, match="key's limit tokens_per_day"):
-            of(rig, principal, "bob", 51)
-        of(rig, principal, "bob", 50)
-
-
-def test_all_or_none_of_the_limits_are_entered(rig: Rig) -> None:
-    principal = key(
-        LimitSpec(tokens_per_day=100, end_user=LimitSpec(tokens_per_day=60, requests_per_day=1))
-    )
-    with rig:
-        rig.run(of(rig, principal, "ann", 60).settle({}))
-        one = of(rig, principal, "ann", 60)
-        assert not rig.run(one.grow(want(requests=0, tokens=1)))
-        rig.run(one.settle(want(tokens=60).by_tier))
-        of(rig, principal, "bob", 40)
-        with pytest.raises(RateLimitError, match="end user's limit requests_per_day"):
-            of(rig, principal, "ann")
-
-
 def test_requests_that_name_nobody_are_one_end_users(rig: Rig) -> None:
     principal = key(LimitSpec(end_user=LimitSpec(requests_per_day=1)))
     with rig:

@@ -162,7 +162,7 @@ def test_a_claim_without_a_team_is_named(tmp_path: Path, issuer: ScriptedIssuer)
     door = Door(tmp_path, issuer)
 
     async def work() -> None:
-        for groups in (None, [], "Research", ["research "], {"research": 1}, 7):
+        for groups in (None, [], "Research", ["research "], "x research", {"research": 1}, 7):
             status, code, message = await door.refusal(issuer.token(groups=groups))
             assert (status, code) == (403, "no_team")
             assert "groups" in message
@@ -186,17 +186,6 @@ def test_a_team_that_does_not_exist_is_told_at_the_start(
     door.run(work)
     assert "sign_in.issuers.idp0.grants.lost: there is no team 'nowhere'" in caplog.text
     assert "research" not in caplog.text
-
-
-def test_a_text_that_people_write_themselves_is_one_value(
-    tmp_path: Path, issuer: ScriptedIssuer
-) -> None:
-    door = Door(tmp_path, issuer)
-
-    async def work() -> None:
-        assert (await door.refusal(issuer.token(groups="x research")))[0] == 403
-
-    door.run(work)
 
 
 def test_times_and_audience(tmp_path: Path, issuer: ScriptedIssuer) -> None:
@@ -417,10 +406,6 @@ def _big() -> tuple[int, dict[str, str], bytes]:
     return 200, {}, b" " * 100_000_000
 
 
-def _redirect(target: str) -> Callable[[], tuple[int, dict[str, str], bytes]]:
-    return lambda: (302, {"location": target}, b"")
-
-
 def _json(value: Any) -> Callable[[], tuple[int, dict[str, str], bytes]]:
     return lambda: (200, {}, json.dumps(value).encode())
 
@@ -433,8 +418,6 @@ _PEM = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyI
     "answer",
     [
         _big,
-        _redirect("file:///etc/passwd"),
-        _redirect("http://127.0.0.1:9/keys"),
         _json(_MANY),
         _json({"keys": [{"kty": "oct", "k": "c2VjcmV0", "kid": "k1"}]}),
         _json({"keys": {}}),
@@ -523,7 +506,7 @@ def test_an_issuer_elsewhere_has_this_machine_asked_nothing() -> None:
 
 def test_no_redirect_is_followed(tmp_path: Path, issuer: ScriptedIssuer) -> None:
     moved = json.dumps({"keys": [key.jwk for key in issuer.keys]}).encode()
-    issuer.answers["/keys"] = _redirect(f"{issuer.url}/moved")
+    issuer.answers["/keys"] = lambda: (302, {"location": f"{issuer.url}/moved"}, b"")
     issuer.answers["/moved"] = lambda: (200, {}, moved)
     door = Door(tmp_path, issuer)
 
