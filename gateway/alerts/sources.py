@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -12,8 +11,11 @@ from outrider.gateway.engines.fleet.roster import ReplicaState
 from outrider.gateway.storage.database import Database
 from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD
 from outrider.gateway.tenancy.keys.key_registry import KeyRegistry
-from outrider.gateway.tenancy.ledger.history import Used, used_in_periods
+from outrider.gateway.tenancy.ledger.history import past_days
+from outrider.gateway.tenancy.limits.counters.slots import Counters
 from outrider.gateway.tenancy.limits.limit_rules import LimitPlan, LimitRule
+from outrider.gateway.tenancy.limits.past import PastAmounts
+from outrider.gateway.tenancy.limits.windows import ClockTimes
 from outrider.gateway.upstream.replicas import ReplicaSet
 from outrider.router.guard import RouteGuard
 
@@ -26,9 +28,6 @@ _STAMPS: Final = {
 }
 """How the periods that are watched are named, each day anew where they roll on."""
 _UNITS: Final = frozenset({"tokens", "usd_nanos"})
-
-Sums = Mapping[tuple[str, str, str | None, str, str], int]
-"""By scope, owner, tier or None, period and unit."""
 
 
 def breakers(tiers: Mapping[str, ReplicaSet]) -> Source:
@@ -134,15 +133,20 @@ class Budgets:
         if not rules:
             return []
         now_s = self._wall_clock()
-        sums = _sums(used_in_periods(self._database, now_s))
-        return [*self._conditions(rules.values(), sums, datetime.fromtimestamp(now_s, UTC))]
+        return [*self._conditions(rules.values(), now_s)]
 
-    def _conditions(
-        self, rules: Iterable[LimitRule], sums: Sums, now: datetime
-    ) -> Iterator[Condition]:
+    def _conditions(self, rules: Iterable[LimitRule], now_s: float) -> Iterator[Condition]:
         """Yield one for each rule: of the largest share that is used."""
+        now, moment, counters = (
+            datetime.fromtimestamp(now_s, UTC),
+            ClockTimes(0.0, now_s),
+            Counters(),
+        )
+        past = PastAmounts(past_days(self._database, now_s), moment)
         for rule in rules:
-            used = sums.get((rule.scope, rule.owner, rule.model, rule.period, rule.unit), 0)
+            counter = counters.make(rule.period)
+            past.enter(rule, counter)
+            used = counter.used(moment)
             passed = [share for share in self._shares if used >= share * rule.limit]
             if not passed:
                 continue
@@ -169,16 +173,3 @@ class Budgets:
 def _amount(rule: LimitRule, amount: int) -> float:
     """Return an amount in tokens or USD."""
     return amount / NANOS_PER_USD if rule.unit == "usd_nanos" else amount
-
-
-def _sums(periods: Mapping[str, Sequence[Used]]) -> Sums:
-    sums: defaultdict[tuple[str, str, str | None, str, str], int] = defaultdict(int)
-    for period, uses in periods.items():
-        for used in uses:
-            owners = [("key", used.key_id)]
-            owners += [] if used.team_id is None else [("team", used.team_id)]
-            for scope, owner in owners:
-                for tier in (None, used.tier):
-                    sums[scope, owner, tier, period, "tokens"] += used.tokens
-                    sums[scope, owner, tier, period, "usd_nanos"] += used.usd_nanos
-    return sums

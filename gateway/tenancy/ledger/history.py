@@ -47,9 +47,9 @@ class Used:
 class UsageHistory:
     """The last minute second by second, and the days of UTC that limits count now."""
 
-    minute: tuple[Used, ...]
-    days: tuple[Used, ...]
-    end_user_days: tuple[Used, ...]
+    minute: tuple[Used, ...] = ()
+    days: tuple[Used, ...] = ()
+    end_user_days: tuple[Used, ...] = ()
     """Of the end users of keys and teams with limits for them: those with the largest charges."""
 
 
@@ -109,30 +109,10 @@ def end_users_each_day(connection: Connection, since_s: float, until_s: float) -
     )
 
 
-def used_in_periods(database: Database, now_s: float) -> dict[str, tuple[Used, ...]]:
-    """Return the charges of each period that ends today, by the day. Blocks. Raises StorageError.
-
-    The periods have the names that limits have for them.
-    """
-    since_s, until_s = _counted(now_s)
+def past_days(database: Database, now_s: float) -> UsageHistory:
+    """Return only the days that limits of keys and teams count. Blocks. Raises StorageError."""
     with database.read() as connection:
-        days = used_each_day(connection, since_s, until_s)
-    today = datetime.fromtimestamp(now_s, UTC).date()
-    begins = {
-        "day": today,
-        "week": today - timedelta(days=today.weekday()),
-        "month": today.replace(day=1),
-        "7_days": today - timedelta(days=6),
-        "30_days": today - timedelta(days=29),
-    }
-    firsts_s = {
-        name: datetime(first.year, first.month, first.day, tzinfo=UTC).timestamp()
-        for name, first in begins.items()
-    }
-    return {
-        name: tuple(used for used in days if used.at_s >= first_s)
-        for name, first_s in firsts_s.items()
-    }
+        return UsageHistory(days=used_each_day(connection, *_counted(now_s)))
 
 
 def _each_day(since_s: float, until_s: float, column: ColumnElement[str]) -> Select[Any]:

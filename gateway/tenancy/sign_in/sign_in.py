@@ -5,7 +5,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +16,7 @@ from outrider.gateway.contract.errors.tree import (
     PermissionDeniedError,
 )
 from outrider.gateway.tenancy.keys.key_registry import KeyRegistry
-from outrider.gateway.tenancy.keys.keys import SIGNED_IN_PREFIX, Principal, Scopes
+from outrider.gateway.tenancy.keys.keys import SIGNED_IN_PREFIX, Principal
 from outrider.gateway.tenancy.sign_in.grants import matching, scopes_of, team_claims, team_of
 from outrider.gateway.tenancy.sign_in.issuer import Issuer
 from outrider.gateway.tenancy.sign_in.key_set import KeySet
@@ -155,12 +155,7 @@ class SignIn:
         key_id = SIGNED_IN_PREFIX + whole[:28]
         if named is None and (scopes.is_admin or scopes.reads_metrics):
             # It administrates and generates nothing, as the admin token does.
-            scopes = Scopes(
-                models=frozenset(),
-                tiers=frozenset(),
-                is_admin=scopes.is_admin,
-                reads_metrics=scopes.reads_metrics,
-            )
+            scopes = replace(scopes, models=frozenset(), tiers=frozenset())
             return Principal(key_id=key_id, name=name, tenant=key_id, scopes=scopes)
         team = None if named is None else self._registry.team(named)
         if team is None:
@@ -199,10 +194,8 @@ def _no_team(issuer: Issuer, named: str | None) -> PermissionDeniedError:
     where = f"sign_in.issuers.{issuer.name}.grants"
     if named is not None:
         said = f"The token's team {named!r}, by {where}, does not exist."
-    elif claims:
-        said = f"The token's {' and '.join(claims)} have no team in {where}."
     else:
-        said = f"No token has a team: {where} names none."
+        said = f"The token's {' and '.join(claims) or 'claims'} have no team in {where}."
     return PermissionDeniedError(
         f"{said} Ask the operator.", param=", ".join(claims) or None, code="no_team"
     )
