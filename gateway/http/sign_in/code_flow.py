@@ -142,11 +142,11 @@ class CodeFlow:
         }
         headers = _credentials(issuer.settings, endpoints, form)
         try:
-            answer = await issuer.client.post(endpoints.token or "", form, headers)
+            answer = await issuer.client.ask(endpoints.token or "", form, **headers)
         except IssuerError as error:
             logger.warning("sign-in failed issuer=%s error=%s", issuer.name, error)
             raise LoginRefused("the issuer did not accept the code") from None
-        token = answer.get("id_token")
+        token = answer.get("id_token") if isinstance(answer, dict) else None
         if not isinstance(token, str):
             raise LoginRefused("the issuer sent no ID token")
         return token

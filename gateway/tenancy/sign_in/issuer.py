@@ -136,7 +136,7 @@ class Issuer:
 
     async def _read(self) -> None:
         endpoints = await self._find_endpoints()
-        document = await self.client.get(endpoints.keys)
+        document = await self.client.ask(endpoints.keys)
         keys = await asyncio.to_thread(read_key_set, document, self.settings.algorithms)
         self.endpoints = endpoints
         if keys.jwks != self.keys.jwks:
@@ -147,7 +147,7 @@ class Issuer:
         settings = self.settings
         if settings.jwks_url is not None and settings.client_id is None:
             return Endpoints(keys=settings.jwks_url)
-        found = await self.client.get(settings.url.rstrip("/") + _DISCOVERY)
+        found = await self.client.ask(settings.url.rstrip("/") + _DISCOVERY)
         if not isinstance(found, dict) or found.get("issuer") != settings.url:
             raise IssuerError(f"the configuration below {settings.url} is another issuer's")
         names = ("jwks_uri", *(_OF_PAGES if settings.client_id else ()))

@@ -25,43 +25,35 @@ class IssuerClient:
         self._make_socket = socket_maker(allow_private=allow_private)
         self._timeout_s = timeout_s
 
-    async def get(self, url: str) -> Any:
-        """Return the JSON at an address. Raises IssuerError."""
-        return await self._ask("GET", url)
-
-    async def post(
-        self, url: str, form: Mapping[str, str], headers: Mapping[str, str]
-    ) -> dict[str, Any]:
-        """Send a form, and return the object that is answered. Raises IssuerError."""
-        found = await self._ask("POST", url, data=dict(form), headers=dict(headers))
-        if not isinstance(found, dict):
-            raise IssuerError(f"{url} answered no JSON object")
-        return found
-
-    async def _ask(self, method: str, url: str, **sent: Any) -> Any:
+    async def ask(self, url: str, form: Mapping[str, str] | None = None, **headers: str) -> Any:
+        """Return the JSON at an address, or what is answered to a form. Raises IssuerError."""
         import aiohttp  # takes a while, and most gateways need it not for this
 
         try:
             check_url(checked_url(url), allow_private=self._allow_private)
-            body = await self._read(method, url, sent)
+            body = await self._read(url, form, headers)
             return await asyncio.to_thread(json.loads, body)
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
             raise IssuerError(f"{url}: {str(error) or type(error).__name__}") from None
 
-    async def _read(self, method: str, url: str, sent: dict[str, Any]) -> bytes:
+    async def _read(
+        self, url: str, form: Mapping[str, str] | None, headers: Mapping[str, str]
+    ) -> bytes:
         import aiohttp
 
         connector = aiohttp.TCPConnector(socket_factory=self._make_socket)
-        headers = {"accept": "application/json", "accept-encoding": "identity"}
+        usual = {"accept": "application/json", "accept-encoding": "identity"}
         async with (
             aiohttp.ClientSession(
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-                headers=headers,
+                headers={**usual, **headers},
                 auto_decompress=False,
             ) as session,
-            session.request(method, url, allow_redirects=False, **sent) as response,
+            session.request(
+                "GET" if form is None else "POST", url, data=form, allow_redirects=False
+            ) as response,
         ):
             if response.status != 200:
                 raise IssuerError(f"{url} answered with status {response.status}")

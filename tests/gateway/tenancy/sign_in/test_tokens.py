@@ -479,7 +479,7 @@ class FarIssuer(IssuerClient):
         super().__init__()
         self.asked: list[str] = []
 
-    async def get(self, url: str) -> Any:
+    async def ask(self, url: str, form: object = None, **headers: str) -> Any:
         self.asked.append(url)
         return {"issuer": "https://idp.example", "jwks_uri": "http://127.0.0.1:8000/admin/keys"}
 
@@ -520,7 +520,7 @@ def test_no_redirect_is_followed(tmp_path: Path, issuer: ScriptedIssuer) -> None
 def test_a_private_issuer_is_not_asked_where_none_may_be(issuer: ScriptedIssuer) -> None:
     async def main() -> None:
         with pytest.raises(IssuerError):
-            await IssuerClient(allow_private=False).get(f"{issuer.url}/keys")
+            await IssuerClient(allow_private=False).ask(f"{issuer.url}/keys")
 
     asyncio.run(main())
     assert issuer.asked == []
