@@ -100,7 +100,8 @@ class KeyStore:
             # First: rows that are newer are only read once more.
             version = self._changes.value(connection)
             sequence = connection.execute(select(head.c.sequence)).scalar() or 0
-            changed = None if since is None else _changed(connection, since, version)
+            num_keys = connection.execute(select(func.count()).select_from(keys)).scalar_one()
+            changed = None if since is None else _changed(connection, since, version, num_keys)
             of_teams, of_keys = select(teams), select(keys)
             if changed is not None:
                 of_teams = of_teams.where(teams.c.id.in_(changed))
@@ -113,7 +114,8 @@ class KeyStore:
             version=version,
             sequence=sequence,
             changed=None if changed is None else changed | {row["id"] for row in key_rows},
-            has_any=bool(key_rows) or (since is not None and since.has_any),
+            num_keys=num_keys,
+            has_any=num_keys > 0 or (since is not None and since.has_any),
             teams=others | {team.team_id: team for team in readable(team_rows, team_of)},
             keys=tuple(readable(key_rows, key_of)),
         )
@@ -304,22 +306,22 @@ class KeyStore:
         record(connection, change, self._wall_clock())
 
 
-def _changed(connection: Connection, since: KeyTable, version: int) -> frozenset[str] | None:
+def _changed(
+    connection: Connection, since: KeyTable, version: int, num_keys: int
+) -> frozenset[str] | None:
     """Return the ids of the keys and teams that have changed, as the audit log tells.
 
-    None for more than are looked up one by one, and where the log lacks a change.
+    None for more than are looked up one by one, and where the log lacks a change or a removed key.
     """
     log, number = tables.audit_log, version - since.version
     is_ours = log.c.action.startswith("key.") | log.c.action.startswith("team.")
-    query = select(log.c.target).where(log.c.sequence > since.sequence, is_ours)
+    query = select(log.c.action, log.c.target).where(log.c.sequence > since.sequence, is_ours)
     if not 0 <= number <= _MAX_CHANGES:
         return None
-    targets = list(connection.execute(query.limit(number + 1)).scalars())
-    return frozenset(map(_id_of, targets)) if len(targets) == number else None
-
-
-def _id_of(target: str) -> str:
-    return target.partition("/")[2]
+    rows = connection.execute(query.limit(number + 1)).all()
+    num_made = sum(row.action == "key.create" for row in rows)
+    is_whole = len(rows) == number and num_keys == since.num_keys + num_made
+    return frozenset(row.target.partition("/")[2] for row in rows) if is_whole else None
 
 
 def _get_key(connection: Connection, key_id: str) -> KeyRecord:

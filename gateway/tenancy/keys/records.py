@@ -80,7 +80,9 @@ class KeyTable:
     """Of the audit log's last row."""
     changed: frozenset[str] | None = None
     """The ids of what changed since another table, of which `keys` are; None: `keys` are all."""
+    num_keys: int = 0
+    """All of them, also those that cannot be read."""
     has_any: bool = False
-    """True if there is a key, even one that cannot be read."""
+    """True if there is a key, or was one in the other table."""
     keys: tuple[KeyRecord, ...] = ()
     teams: Mapping[str, TeamRecord] = field(default_factory=dict)

@@ -101,6 +101,11 @@ def test_only_what_has_changed_is_read(tmp_path: Path) -> None:
         await keys.refresh()
         revoked = [entry.is_revoked for key in (alone, other) if (entry := keys.find(key))]
         assert revoked == [True, True]
+        with world.database.write() as connection:
+            connection.execute(text("delete from keys where id = :id"), {"id": member})
+        store.update(fresh, {"name": "e"})
+        await keys.refresh()
+        assert keys.find(member) is None, "the log lacks its removal"
 
     world.run(work)
 
