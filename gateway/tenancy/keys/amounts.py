@@ -1,6 +1,7 @@
 """Amounts that limits count: requests, tokens, money; and the limits of a tenant."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -89,3 +90,31 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
             tokens=max((a.tokens for a in amounts), default=0),
             usd_nanos=max((a.usd_nanos for a in amounts), default=0),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastUse:
+    """The charge of one key at one tier, in a stretch of time."""
+
+    at_s: int
+    """Its beginning, whole seconds since 1970 (UTC)."""
+    key_id: str
+    team_id: str | None
+    tier: str
+    """Empty for all tiers together."""
+    end_user: str = ""
+    """As the ledger has it; empty where none was named."""
+    requests: int
+    """API requests; one that two tiers were charged for counts at each."""
+    tokens: int
+    usd_nanos: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastUses:
+    """The last minute second by second, and the days of UTC that limits count now."""
+
+    minute: tuple[PastUse, ...] = ()
+    days: tuple[PastUse, ...] = ()
+    end_user_days: tuple[PastUse, ...] = ()
+    """Of the end users of keys and teams with limits for them: those with the largest charges."""

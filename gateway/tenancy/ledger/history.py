@@ -3,7 +3,6 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, Table, distinct, 
 
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.tables import keys, ledger, teams
+from outrider.gateway.tenancy.keys.amounts import PastUse, PastUses
 from outrider.gateway.tenancy.keys.keys import SIGNED_IN_PREFIX
 from outrider.gateway.tenancy.ledger.row import DAY_S
 
@@ -26,34 +26,7 @@ _SUMS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
-    """The charge of one key at one tier, in a stretch of time."""
-
-    at_s: int
-    """Its beginning, whole seconds since 1970 (UTC)."""
-    key_id: str
-    team_id: str | None
-    tier: str
-    """Empty for all tiers together."""
-    end_user: str = ""
-    requests: int
-    """API requests; one that two tiers were charged for counts at each."""
-    tokens: int
-    usd_nanos: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageHistory:
-    """The last minute second by second, and the days of UTC that limits count now."""
-
-    minute: tuple[Used, ...] = ()
-    days: tuple[Used, ...] = ()
-    end_user_days: tuple[Used, ...] = ()
-    """Of the end users of keys and teams with limits for them: those with the largest charges."""
-
-
-async def usage_history(database: Database, now_s: float) -> UsageHistory:
+async def usage_history(database: Database, now_s: float) -> PastUses:
     """Return the usage that counts at `now_s`, seconds since 1970. Raises StorageError.
 
     Rows dated later, by a wall clock that was ahead and is set right, count in their own day and
@@ -62,7 +35,7 @@ async def usage_history(database: Database, now_s: float) -> UsageHistory:
     return await asyncio.to_thread(_read, database, now_s)
 
 
-def used_each_second(connection: Connection, since_s: float, until_s: float) -> tuple[Used, ...]:
+def used_each_second(connection: Connection, since_s: float, until_s: float) -> tuple[PastUse, ...]:
     """Return the charges of attempts by the second of their end, key, tier and end user.
 
     Of those that ended since then and before `until_s`; meant for a minute or so.
@@ -78,7 +51,7 @@ def used_each_second(connection: Connection, since_s: float, until_s: float) -> 
     return _by_second(rows)
 
 
-def used_each_day(connection: Connection, since_s: float, until_s: float) -> tuple[Used, ...]:
+def used_each_day(connection: Connection, since_s: float, until_s: float) -> tuple[PastUse, ...]:
     """Return the charges of attempts that ended since then and before `until_s`.
 
     By the day of their end, the oldest first, by key, team and tier.
@@ -90,7 +63,9 @@ def used_each_day(connection: Connection, since_s: float, until_s: float) -> tup
     )
 
 
-def end_users_each_day(connection: Connection, since_s: float, until_s: float) -> tuple[Used, ...]:
+def end_users_each_day(
+    connection: Connection, since_s: float, until_s: float
+) -> tuple[PastUse, ...]:
     """Return the same by end user, of keys and teams with limits for them; others have no name."""
     of_keys, of_teams = _limiting(connection, keys), _limiting(connection, teams)
     query = _each_day(since_s, until_s, ledger.c.end_user).where(
@@ -109,10 +84,10 @@ def end_users_each_day(connection: Connection, since_s: float, until_s: float) -
     )
 
 
-def past_days(database: Database, now_s: float) -> UsageHistory:
+def past_days(database: Database, now_s: float) -> PastUses:
     """Return only the days that limits of keys and teams count. Blocks. Raises StorageError."""
     with database.read() as connection:
-        return UsageHistory(days=used_each_day(connection, *_counted(now_s)))
+        return PastUses(days=used_each_day(connection, *_counted(now_s)))
 
 
 def _each_day(since_s: float, until_s: float, column: ColumnElement[str]) -> Select[Any]:
@@ -120,8 +95,8 @@ def _each_day(since_s: float, until_s: float, column: ColumnElement[str]) -> Sel
     return select(*key, *_SUMS).where(_charged(since_s, until_s)).group_by(*key)
 
 
-def _of_day(row: Row[Any], **who: Any) -> Used:
-    return Used(
+def _of_day(row: Row[Any], **who: Any) -> PastUse:
+    return PastUse(
         at_s=row.day * DAY_S,
         requests=row.requests,
         tokens=int(row.tokens),
@@ -148,10 +123,10 @@ def _charged(since_s: float, until_s: float) -> ColumnElement[bool]:
     return is_within & (ledger.c.num_charged_tokens > 0)
 
 
-def _read(database: Database, now_s: float) -> UsageHistory:
+def _read(database: Database, now_s: float) -> PastUses:
     since_s, until_s = _counted(now_s)
     with database.read() as connection:
-        return UsageHistory(
+        return PastUses(
             minute=used_each_second(connection, int(now_s) - _MINUTE_S, now_s + _MINUTE_S),
             days=used_each_day(connection, since_s, until_s),
             end_user_days=end_users_each_day(connection, since_s, until_s),
@@ -166,14 +141,14 @@ def _counted(now_s: float) -> tuple[float, float]:
     return first.timestamp(), (midnight + timedelta(days=1)).timestamp()
 
 
-def _by_second(rows: Iterable[Row[tuple[object, ...]]]) -> tuple[Used, ...]:
+def _by_second(rows: Iterable[Row[tuple[object, ...]]]) -> tuple[PastUse, ...]:
     groups: dict[tuple[int, str, str | None, str, str], list[Row[tuple[object, ...]]]]
     groups = defaultdict(list)
     for row in rows:
         name = (int(row.ended_at), row.key_id, row.team_id, row.tier, row.end_user)
         groups[name].append(row)
     return tuple(
-        Used(
+        PastUse(
             at_s=at_s,
             key_id=key_id,
             team_id=team_id,

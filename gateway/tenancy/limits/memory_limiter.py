@@ -1,15 +1,14 @@
 """Limits of one process, counted in its memory."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, Final
 
 from outrider.gateway.contract.errors.tree import StorageError
-from outrider.gateway.tenancy.keys.amounts import Amounts, Want
+from outrider.gateway.tenancy.keys.amounts import Amounts, PastUses, Want
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.limits.counters.end_users import MAX_END_USERS, EndUsers
 from outrider.gateway.tenancy.limits.counters.slots import Counters
-from outrider.gateway.tenancy.limits.history import History
 from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.limit_rules import (
     Holding,
@@ -177,7 +176,7 @@ class MemoryLimiter:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        history: History | None = None,
+        history: Callable[[], Awaitable[PastUses]] | None = None,
         max_end_users: int = MAX_END_USERS,
         metrics: LimitMetrics | None = None,
     ) -> None:

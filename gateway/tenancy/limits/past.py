@@ -3,7 +3,7 @@
 import math
 from typing import Final
 
-from outrider.gateway.tenancy.limits.history import PastUse, PastUses
+from outrider.gateway.tenancy.keys.amounts import PastUse, PastUses
 from outrider.gateway.tenancy.limits.limit_rules import LimitRule, Period, Unit
 from outrider.gateway.tenancy.limits.windows import WINDOW_S, ClockTimes, Counter
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final, get_args
 
 from outrider.gateway.contract.errors.tree import RateLimitError
-from outrider.gateway.tenancy.keys.amounts import LimitName
+from outrider.gateway.tenancy.keys.amounts import LimitName, PastUse, PastUses
 from outrider.gateway.tenancy.keys.keys import SIGNED_IN_PREFIX, VERIFIED
 from outrider.gateway.tenancy.limits.counters.slots import Counters, PackedCounter, packed
-from outrider.gateway.tenancy.limits.history import PastUse, PastUses
 from outrider.gateway.tenancy.limits.limit_rules import LimitRule
 from outrider.gateway.tenancy.limits.past import UNITS, minute_moment
 from outrider.gateway.tenancy.limits.windows import ClockTimes, Counter

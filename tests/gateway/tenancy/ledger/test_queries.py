@@ -9,8 +9,9 @@ import pytest
 from outrider.gateway.settings.tree import load_settings
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.tables import keys, teams
+from outrider.gateway.tenancy.keys.amounts import PastUse
 from outrider.gateway.tenancy.ledger.dimensions import Dimension
-from outrider.gateway.tenancy.ledger.history import Used, usage_history, used_each_day
+from outrider.gateway.tenancy.ledger.history import usage_history, used_each_day
 from outrider.gateway.tenancy.ledger.prices import PriceBook
 from outrider.gateway.tenancy.ledger.queries import (
     Savings,
@@ -193,11 +194,11 @@ def test_history_counts_what_was_charged(database: Database) -> None:
     )
     history = asyncio.run(usage_history(database, NOON))
 
-    def used(at_s: float, requests: int, nanos: int, **who: Any) -> Used:
+    def used(at_s: float, requests: int, nanos: int, **who: Any) -> PastUse:
         facts: dict[str, Any] = {"key_id": "k", "team_id": None, "tier": "small"} | who
         tokens = who.pop("tokens", 110)
         facts["tokens"] = tokens
-        return Used(at_s=int(at_s), requests=requests, usd_nanos=nanos, **facts)
+        return PastUse(at_s=int(at_s), requests=requests, usd_nanos=nanos, **facts)
 
     other = {"key_id": "other", "tier": "large"}
     midnight = NOON - DAY_S / 2

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import redis
 
-from outrider.gateway.tenancy.keys.amounts import NO_LIMITS, Amounts, LimitSpec, Want
+from outrider.gateway.tenancy.keys.amounts import NO_LIMITS, Amounts, LimitSpec, PastUse, Want
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.limits.limiter import Limiter, Reservation
 from outrider.gateway.tenancy.limits.memory_limiter import MemoryLimiter
@@ -19,6 +19,14 @@ T = TypeVar("T")
 
 NOON_S = 1_750_000_000 // 86_400 * 86_400 + 43_200.25
 """Noon of a day in June 2025 (UTC), a quarter of a second into it."""
+
+
+def past_use(at_s: float = NOON_S, **changed: Any) -> PastUse:
+    """What the ledger has of a key in a team."""
+    usual = {"key_id": "k1", "team_id": "t", "tier": "large", "requests": 1, "tokens": 0}
+    return PastUse(at_s=int(at_s), **{**usual, "usd_nanos": 0, **changed})
+
+
 _CLOCK_KEY = "test:clock"
 _CLOCK = f"return tonumber(redis.call('GET', '{_CLOCK_KEY}'))"
 

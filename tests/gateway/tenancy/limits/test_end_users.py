@@ -4,17 +4,15 @@ import asyncio
 import gc
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 
 from outrider.gateway.contract.errors.tree import BudgetError, GatewayError, RateLimitError
-from outrider.gateway.tenancy.keys.amounts import LimitSpec
+from outrider.gateway.tenancy.keys.amounts import LimitSpec, PastUses
 from outrider.gateway.tenancy.keys.keys import VERIFIED, Principal
-from outrider.gateway.tenancy.limits.history import PastUse
 from outrider.gateway.tenancy.limits.limiter import Reservation
 from outrider.gateway.tenancy.limits.memory_limiter import MemoryLimiter
-from tests.gateway.tenancy.limits.rigs import NOON_S, Rig, key, want
+from tests.gateway.tenancy.limits.rigs import NOON_S, Rig, key, past_use, want
 
 DAY_S = 86_400
 
@@ -114,36 +112,17 @@ def test_a_key_with_end_users_of_all_sorts_takes_no_others_room() -> None:
     assert limiter.num_end_users == 40
 
 
-@dataclass(frozen=True, kw_only=True)
-class Use:
-    at_s: int
-    key_id: str = "k1"
-    team_id: str | None = "t"
-    tier: str = ""
-    end_user: str = "ann"
-    requests: int = 1
-    tokens: int = 0
-    usd_nanos: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Past:
-    minute: tuple[PastUse, ...] = ()
-    days: tuple[PastUse, ...] = ()
-    end_user_days: tuple[PastUse, ...] = ()
-
-
 def test_a_new_process_goes_on_with_each_end_user_where_the_ledger_ends() -> None:
     midnight_s = int(NOON_S) // DAY_S * DAY_S
 
-    async def history() -> Past:
-        return Past(
-            minute=(Use(at_s=int(NOON_S) - 20, tokens=30),),
+    async def history() -> PastUses:
+        return PastUses(
+            minute=(past_use(NOON_S - 20, end_user="ann", tokens=30),),
             end_user_days=(
-                Use(at_s=midnight_s, key_id="jwt-0", usd_nanos=6 * 10**8),
-                Use(at_s=midnight_s, requests=3, usd_nanos=10**8),
-                Use(at_s=midnight_s - 6 * DAY_S, usd_nanos=2 * 10**8),
-                Use(at_s=midnight_s - 7 * DAY_S, usd_nanos=4 * 10**8),
+                past_use(midnight_s, end_user="ann", key_id="jwt-0", usd_nanos=6 * 10**8),
+                past_use(midnight_s, end_user="ann", requests=3, usd_nanos=10**8),
+                past_use(midnight_s - 6 * DAY_S, end_user="ann", usd_nanos=2 * 10**8),
+                past_use(midnight_s - 7 * DAY_S, end_user="ann", usd_nanos=4 * 10**8),
             ),
         )
 

@@ -9,35 +9,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from outrider.gateway.contract.errors.tree import BudgetError, RateLimitError
-from outrider.gateway.tenancy.keys.amounts import Amounts, LimitSpec
+from outrider.gateway.tenancy.keys.amounts import Amounts, LimitSpec, PastUses
 from outrider.gateway.tenancy.limits.limit_metrics import LimitMetrics
 from outrider.gateway.tenancy.limits.limiter import LimitState
 from outrider.gateway.tenancy.limits.memory_limiter import MemoryLimiter
 from outrider.gateway.tenancy.limits.unlimited import Unlimited
 from outrider.gateway.tenancy.limits.windows import ClockTimes, MinuteWindow
-from tests.gateway.tenancy.limits.rigs import NOON_S, key, want
+from tests.gateway.tenancy.limits.rigs import NOON_S, key, past_use, want
 
 T = TypeVar("T")
 TODAY_S = NOON_S // 86_400 * 86_400
-
-
-@dataclass(frozen=True, kw_only=True)
-class Use:
-    at_s: int = int(NOON_S)
-    key_id: str = "k1"
-    team_id: str | None = "t"
-    tier: str = "large"
-    end_user: str = ""
-    requests: int = 1
-    tokens: int = 0
-    usd_nanos: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Past:
-    minute: tuple[Use, ...] = ()
-    days: tuple[Use, ...] = ()
-    end_user_days: tuple[Use, ...] = ()
 
 
 @dataclass
@@ -47,8 +28,8 @@ class Clocks:
     monotonic_s: float = 5.5
     wall_s: float = NOON_S
 
-    def limiter(self, past: Past | None = None) -> MemoryLimiter:
-        async def history() -> Past:
+    def limiter(self, past: PastUses | None = None) -> MemoryLimiter:
+        async def history() -> PastUses:
             assert past is not None
             return past
 
@@ -79,11 +60,11 @@ def left(limiter: MemoryLimiter, principal: Any) -> dict[tuple[str, str, str | N
 
 
 def test_a_new_process_goes_on_where_the_ledger_ends() -> None:
-    day = Use(at_s=int(TODAY_S), requests=3, tokens=70, usd_nanos=3 * 10**8)
-    past = Past(
+    day = past_use(TODAY_S, requests=3, tokens=70, usd_nanos=3 * 10**8)
+    past = PastUses(
         minute=(
-            Use(at_s=int(NOON_S) - 20, tokens=20),
-            Use(at_s=int(NOON_S) - 50, tokens=40, tier="small"),
+            past_use(NOON_S - 20, tokens=20),
+            past_use(NOON_S - 50, tokens=40, tier="small"),
         ),
         days=(
             replace(day, at_s=int(TODAY_S) - 5 * 86_400, requests=5, usd_nanos=5 * 10**8),
@@ -123,7 +104,7 @@ def test_a_new_process_goes_on_where_the_ledger_ends() -> None:
 
 def test_a_past_of_a_month_that_is_over_does_not_count() -> None:
     clocks = Clocks()
-    limiter = clocks.limiter(Past(days=(Use(usd_nanos=10**9),)))
+    limiter = clocks.limiter(PastUses(days=(past_use(usd_nanos=10**9),)))
     asyncio.run(limiter.start())
     clocks.turn(31 * 86_400)
     principal = key(LimitSpec(usd_per_month=1, usd_per_day=1))
@@ -131,7 +112,7 @@ def test_a_past_of_a_month_that_is_over_does_not_count() -> None:
 
 
 def test_a_history_that_cannot_be_read_is_not_taken_for_an_empty_one() -> None:
-    async def history() -> Past:
+    async def history() -> PastUses:
         raise ConnectionError("the database is away")
 
     with pytest.raises(ConnectionError):
