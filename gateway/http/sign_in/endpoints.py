@@ -29,13 +29,6 @@ _PAGE: Final = """\
 """
 
 
-class Provider(msgspec.Struct, frozen=True, kw_only=True):
-    """An issuer that lets people sign in."""
-
-    name: str
-    path: str
-
-
 class SessionReport(msgspec.Struct, frozen=True, kw_only=True):
     """Who has signed in with this browser."""
 
@@ -43,7 +36,8 @@ class SessionReport(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     csrf_token: str | None = None
     """For the header x-outrider-csrf of requests that change something."""
-    providers: tuple[Provider, ...] = ()
+    providers: tuple[str, ...] = ()
+    """Issuers that let people sign in, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +75,7 @@ class SignInEndpoints:
 
     async def session(self, request: Request) -> Response:
         """Say who has signed in."""
-        providers = tuple(
-            Provider(name=name, path=f"{LOGIN_PATH}?issuer={name}")
-            for name in ({} if self.flow is None else self.flow.providers)
-        )
+        providers = () if self.flow is None else tuple(self.flow.providers)
         report = SessionReport(is_signed_in=False, providers=providers)
         if self.sessions is not None:
             with suppress(GatewayError):  # the settings or the team have changed since

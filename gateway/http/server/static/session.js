@@ -8,8 +8,8 @@ async function readSession() {
     if (response.ok) session = await response.json();
   } catch { /* then nobody has */ }
   const landing = encodeURIComponent(location.pathname);
-  byId("providers").replaceChildren(...session.providers.map(({ name, path }) =>
-    element("a", { href: `${path}&next=${landing}` }, `Sign in with ${name}`)));
+  byId("providers").replaceChildren(...session.providers.map((name) =>
+    element("a", { href: `/auth/login?issuer=${name}&next=${landing}` }, `Sign in with ${name}`)));
   byId("providers").hidden = !session.providers.length;
 }
 
