@@ -21,8 +21,8 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 _Content = TypeVar("_Content", bound=Sealed)
 
-_MAX_CHARS: Final = 4096
-"""Browsers keep no longer cookies."""
+MAX_CHARS: Final = 4000
+"""Browsers keep no longer cookies (4,096 with the name)."""
 
 
 class Seal:
@@ -42,7 +42,7 @@ class Seal:
 
     def opened(self, sealed: str, kind: type[_Content]) -> _Content | None:
         """Return the content; None where it is not ours, was changed or counts no more."""
-        text, _, signature = sealed[:_MAX_CHARS].partition(".")
+        text, _, signature = sealed[:MAX_CHARS].partition(".")
         if not sealed.isascii() or not hmac.compare_digest(signature, self._signature(text)):
             return None
         try:

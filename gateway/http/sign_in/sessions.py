@@ -7,7 +7,7 @@ from typing import Final
 from starlette.datastructures import Headers
 
 from outrider.gateway.contract.errors.tree import AuthenticationError, PermissionDeniedError
-from outrider.gateway.http.sign_in.sealing import Seal, Sealed, cookie_in
+from outrider.gateway.http.sign_in.sealing import MAX_CHARS, Seal, Sealed, cookie_in
 from outrider.gateway.tenancy.keys.keys import KeyHasher, Principal
 from outrider.gateway.tenancy.sign_in.sign_in import Identity, SignIn
 
@@ -37,12 +37,19 @@ class Sessions:
     def begin(self, identity: Identity) -> str:
         """Return the header `set-cookie` that signs someone in.
 
-        Raises PermissionDeniedError for someone without a team.
+        Raises PermissionDeniedError for someone without a team, or with too many grants.
         """
         principal = self._sign_in.principal_of(identity)
         logger.info("signed in name=%s key_id=%s", principal.name, principal.key_id)
         session = Session(identity=identity, expires_at=self._seal.wall_clock() + self._session_s)
-        return set_cookie(SESSION_COOKIE, self._seal.sealed(session), self._session_s)
+        sealed = self._seal.sealed(session)
+        if len(sealed) > MAX_CHARS:
+            raise PermissionDeniedError(
+                f"Your token has {len(identity.grants)} grants, more than a cookie holds. Ask the "
+                "operator for fewer, or for shorter names of them.",
+                code="too_many_grants",
+            )
+        return set_cookie(SESSION_COOKIE, sealed, self._session_s)
 
     def read(self, headers: Headers) -> Session | None:
         """Return the session of a request of our own pages; None where there is none."""

@@ -341,6 +341,15 @@ def test_a_session_ends(opened: Open, issuer: ScriptedIssuer) -> None:
         assert HTTP.get(f"{made.world.url}/v1/models", headers=headers).status_code == 401
 
 
+def test_more_grants_than_a_cookie_holds_are_told(opened: Open, issuer: ScriptedIssuer) -> None:
+    with gateway(
+        opened, issuer, grants={f"group-{i:03}": {"team": "research"} for i in range(300)}
+    ) as made:
+        refused = Browser(made.world.url).log_in()
+        assert refused.status_code == 403
+        assert "300 grants" in refused.text
+
+
 def test_a_client_whose_secret_goes_in_the_form(opened: Open, issuer: ScriptedIssuer) -> None:
     issuer.configured["token_endpoint_auth_methods_supported"] = ["client_secret_post"]
     with gateway(opened, issuer) as made:
