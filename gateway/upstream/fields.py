@@ -87,7 +87,8 @@ _NEVER_IGNORED: Final = frozenset({"store", "web_search_options"}).union(
 """Fields that ask for another price, privacy or answer, at whatever kind of server: an answer
 without them would be wrong. So would one without an option of ours that stands in a wrong place.
 The others are hints."""
-_SALTED: Final[frozenset[ServerKind]] = frozenset({"vllm", "sglang"})
+_SALTED: Final[frozenset[ServerKind]] = frozenset({"vllm", "sglang", "outrider"})
+"""Those that keep prefix caches apart by `cache_salt`."""
 _MAX_VARIABLES: Final = 16
 _MAX_VARIABLE_CHARS: Final = 64
 _RESERVED_VARIABLES: Final = frozenset(
@@ -110,6 +111,8 @@ class FieldFilter:
         self._allowed = _ALLOWED[settings.server] | self._more
         if settings.continues:
             self._allowed |= _CONTINUING
+        if settings.server in _SALTED:
+            self._allowed |= {SALT_FIELD}
         self._forced = settings.force_fields
         self._ignored = frozenset(settings.ignore_fields)
         self._unknown: UnknownFields = settings.unknown_fields or "refuse"
@@ -117,12 +120,13 @@ class FieldFilter:
     def outgoing(self, document: Mapping[str, Any], *, cache_salt: str = "") -> dict[str, Any]:
         """Return the fields to send, with those that the operator adds.
 
-        `cache_salt` is the tenant's secret; the server gets a value derived from it for this tier.
-        Raises BadRequestError for a field that is refused.
+        `cache_salt` is the tenant's secret; the server gets a value derived from it, and from the
+        request's own salt, for this tier. Raises BadRequestError for a field that is refused.
         """
         sent = {name: value for name, value in document.items() if self._is_sent(name, value)}
-        if cache_salt and self._server in _SALTED:
-            sent[SALT_FIELD] = _derived(cache_salt, self._tier)
+        own = sent.pop(SALT_FIELD, None) or ""
+        if (cache_salt or own) and self._server in _SALTED:
+            sent[SALT_FIELD] = _derived(cache_salt, self._tier, own)
         return sent | self._forced
 
     def ignored(self, document: Mapping[str, Any]) -> tuple[str, ...]:
@@ -192,6 +196,8 @@ def _check_variables(variables: object) -> None:
             )
 
 
-def _derived(salt: str, tier: str) -> str:
-    """Derive 256 bits that reveal nothing of the salt and differ for each tier."""
-    return blake2b(tier.encode(), key=salt.encode()[:64], digest_size=32).hexdigest()
+def _derived(salt: str, tier: str, own: str) -> str:
+    """Derive 256 bits that reveal nothing of the salt and differ by tier and the request's own."""
+    told = f"{tier}/{own}" if own else tier
+    message = told.encode("utf-8", "surrogatepass")
+    return blake2b(message, key=salt.encode()[:64], digest_size=32).hexdigest()

@@ -66,6 +66,7 @@ TRIALS: Final[Mapping[str, Trial]] = {
     "metadata": trial({"a": "b"}),
     "user": trial("u1"),
     "safety_identifier": trial("s1"),
+    "cache_salt": trial("s1"),
     "prompt_cache_key": trial("k1"),
     "prompt_cache_retention": trial("24h"),
     "prompt_cache_options": trial({"mode": "explicit", "ttl": "30m"}),

@@ -184,12 +184,13 @@ def choice_plans(
 
 
 def _cache_salt(request: ApiRequest, principal: Principal) -> str:
-    """Return what separates the request's prefix cache: by tenant, and private texts from others.
+    """Return what separates the request's prefix cache: by tenant and its own salt, and by privacy.
 
     News of a cache may be published (engine.kv_events); those of private texts are not.
     """
     is_private = request.outrider is not None and request.outrider.privacy == "private"
-    return PRIVATE_SALT + principal.cache_salt if is_private else principal.cache_salt
+    own = f"/{request.cache_salt}" if request.cache_salt else ""
+    return (PRIVATE_SALT if is_private else "") + principal.cache_salt + own
 
 
 def retention_s(request: ApiRequest) -> float:

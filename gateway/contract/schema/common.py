@@ -317,6 +317,10 @@ class GenerationFields(RequestModel):
         ServiceTierName | None,
         Field(description="Its place in a full queue: priority before default before flex."),
     ] = None
+    cache_salt: Annotated[
+        Label | None,
+        Field(description="Separates its prefix cache from those of the tenant's other salts."),
+    ] = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
     safety_identifier: EndUser | None = None
