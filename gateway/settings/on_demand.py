@@ -1,6 +1,6 @@
 """Settings of models on demand: `[tiers.NAME.on_demand]`, and `[on_demand]` for all of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -8,7 +8,6 @@ from pydantic_settings import NoDecode
 
 from outrider.gateway.settings.sections import (
     Count,
-    Device,
     Dtype,
     Revision,
     Seconds,
@@ -29,7 +28,7 @@ _NOT_THEIRS: Final = (
     *("api_key_env", "api_key_file", "api_key_command"),
 )
 
-Gibibytes = Annotated[float, Field(gt=0)]
+Gibibytes = Annotated[float, Field(gt=0, le=2**20)]
 
 
 def _readable(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -68,8 +67,6 @@ class OnDemandSettings(Section):
     keep_alive_s: Annotated[float, Field(ge=0)] | Literal["forever"] = 300.0
     """Time since its last request after which it is put out; forever: only where another model
     needs its memory."""
-    preload: bool = False
-    """Load it when the gateway starts."""
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
@@ -104,24 +101,3 @@ def with_on_demand(values: Mapping[str, Any]) -> dict[str, Any]:
         if filled.get(name) and filled[name] != _FILLED.get(name):
             raise ValueError(f"{name} is for a server elsewhere; remove it, or on_demand")
     return {**filled, **{name: filled.get(name) or value for name, value in _FILLED.items()}}
-
-
-def on_demand_complaints(
-    models: Mapping[str, OnDemandSettings],
-    pool: OnDemandPoolSettings,
-    device: Device,
-    num_workers: int,
-) -> Iterator[tuple[tuple[str, ...], object, str]]:
-    """Yield what keeps models from being loaded on demand: path, value and reason of each."""
-    for name, model in models.items():
-        needed = model.memory_gib or model.kv_cache_gib
-        if pool.memory_gib is not None and needed > pool.memory_gib:
-            what = f"more than on_demand.memory_gib, {pool.memory_gib:g}"
-            setting = "kv_cache_gib" if model.memory_gib is None else "memory_gib"
-            yield ("tiers", name, "on_demand", setting), needed, what
-    if models and num_workers > 1:
-        what = "models on demand (tiers.NAME.on_demand) belong to one process; use 1"
-        yield ("server", "workers"), num_workers, what
-    if models and device == "cuda" and pool.memory_gib is None:
-        what = "name the GPU's memory for models on demand, which only the engines can see"
-        yield ("on_demand", "memory_gib"), None, what

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import starmap
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -34,11 +33,7 @@ from outrider.gateway.settings.keys import KeySettings
 from outrider.gateway.settings.kv_events import kv_event_complaints
 from outrider.gateway.settings.kv_folder import kv_folder_complaints
 from outrider.gateway.settings.ledger import LedgerSettings
-from outrider.gateway.settings.on_demand import (
-    OnDemandPoolSettings,
-    OnDemandSettings,
-    on_demand_complaints,
-)
+from outrider.gateway.settings.on_demand import OnDemandPoolSettings, OnDemandSettings
 from outrider.gateway.settings.passed import UpstreamPriceSettings
 from outrider.gateway.settings.paths import did_you_mean, filled_in
 from outrider.gateway.settings.receipts import ReceiptSettings
@@ -184,7 +179,6 @@ class Settings(BaseSettings):
         complaints = [
             *tier_complaints(self.models, self.tiers, self.handoff, self.mirror),
             *revision_complaints(self.models, self.tiers),
-            *self._on_demand_complaints(),
             *alias_complaints(self.aliases, self.models, self.tiers),
             *cache_complaints(self.cache, self.tiers, has_redis=self.redis_url is not None),
             *response_complaints(self.responses, self.server, has_redis=self.redis_url is not None),
@@ -207,14 +201,6 @@ class Settings(BaseSettings):
         """Return the models that are loaded on demand, by tier."""
         found = ((name, tier.model_on_demand) for name, tier in self.tiers.items())
         return {name: model for name, model in found if model is not None}
-
-    def _on_demand_complaints(self) -> Iterator[Complaint]:
-        return starmap(
-            Complaint,
-            on_demand_complaints(
-                self.models_on_demand, self.on_demand, self.engine.device, self.server.workers
-            ),
-        )
 
     @classmethod
     def settings_customise_sources(

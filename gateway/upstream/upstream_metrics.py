@@ -14,6 +14,8 @@ from outrider.gateway.contract.answers.responder import HandOffKind
 from outrider.gateway.telemetry.children import Children
 from outrider.gateway.upstream.attempts import UpstreamAttempt
 from outrider.gateway.upstream.breaker import BreakerState
+from outrider.gateway.upstream.on_demand.metrics import ModelCollector
+from outrider.gateway.upstream.on_demand.model import OnDemandModel
 from outrider.gateway.upstream.replicas import ReplicaSet
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
 
@@ -85,6 +87,7 @@ class UpstreamMetrics:
         )
         self._mirrored = _counter("mirror_copies", "Copies of requests.", "tier", "outcome")
         self._health = _HealthCollector()
+        self._models = ModelCollector()
         if registry is not None:
             self.register(registry)
 
@@ -93,9 +96,12 @@ class UpstreamMetrics:
         for part in vars(self).values():
             registry.register(part.instrument if isinstance(part, Children) else part)
 
-    def observe(self, tiers: Mapping[str, ObservedTier]) -> None:
-        """Read these tiers' health at each scrape."""
+    def observe(
+        self, tiers: Mapping[str, ObservedTier], models: Mapping[str, OnDemandModel]
+    ) -> None:
+        """Read these tiers' health at each scrape, and the models that some of them load."""
         self._health.tiers = tiers
+        self._models.models = models
 
     def on_attempt(self, attempt: UpstreamAttempt) -> None:
         """Count a request that has ended: an `OnAttempt`."""

@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -11,14 +11,12 @@ from pydantic import ValidationError
 from outrider.gateway.settings.adapters import AdapterSettings
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.settings.on_demand import OnDemandSettings
-from outrider.gateway.settings.public_models import public_path
+from outrider.gateway.settings.public_models import fetch_advice, public_path
 from outrider.gateway.settings.sections import NONE, ModelSettings, ServerSettings
 from outrider.gateway.settings.telemetry import TelemetrySettings
 from outrider.gateway.settings.tiers import UpstreamSettings
-from outrider.gateway.settings.tree import Settings
+from outrider.gateway.settings.tree import Settings, is_missing_folder
 from outrider.gateway.storage.urls import NO_DATABASE
-from outrider.gateway.upstream.credentials.base import Credential, bearer
-from outrider.gateway.upstream.credentials.rotating import RotatingCredential, Secret
 from outrider.gateway.upstream.on_demand.model import ModelNeeds
 from outrider.gateway.upstream.on_demand.pool import ModelPool
 from outrider.gateway.upstream.on_demand.process import ProcessRecipe
@@ -43,7 +41,6 @@ def build_pool(settings: Settings) -> ModelPool | None:
 def needs_of(settings: Settings, name: str, model: OnDemandSettings) -> ModelNeeds:
     """Return what a tier's model takes, and what its process is started with."""
     child = _settings_of(settings, name, settings.tiers[name], model)
-    keep_alive_s = None if model.keep_alive_s == "forever" else model.keep_alive_s
     return ModelNeeds(
         recipe=ProcessRecipe(
             settings=child.model_dump_json(),
@@ -54,33 +51,26 @@ def needs_of(settings: Settings, name: str, model: OnDemandSettings) -> ModelNee
             ),
         ),
         memory_bytes=_memory_bytes(model) or 0,
-        keep_alive_s=keep_alive_s,
-        preload=model.preload,
+        keep_alive_s=None if model.keep_alive_s == "forever" else model.keep_alive_s,
     )
 
 
-def credential_of(name: str, needs: ModelNeeds, clock: Callable[[], float]) -> Credential:
-    """Return what signs requests in at a model's process."""
-    secret = Secret(text=needs.recipe.key)
-
-    async def fetch() -> Secret:
-        return secret
-
-    return RotatingCredential(fetch, name=f"tiers.{name}", as_headers=bearer, clock=clock)
-
-
 def on_demand_complaints(settings: Settings) -> Iterator[str]:
-    """Yield what keeps models on demand from having room, a line for each."""
-    models = settings.models_on_demand
-    for name, model in models.items():
-        needed = _memory_bytes(model)
-        where = f"tiers.{name}.on_demand"
-        if needed is None:
+    """Yield what keeps models on demand from being loaded, a line for each."""
+    if not settings.models_on_demand:
+        return
+    most_gib = settings.on_demand.memory_gib
+    for name, model in settings.models_on_demand.items():
+        where, needed = f"tiers.{name}.on_demand", _memory_bytes(model)
+        if is_missing_folder(place := public_path(model.checkpoint or "")):
+            advice = fetch_advice(place) or "no such folder or file"
+            yield f"{where}.checkpoint = {model.checkpoint!r}: {advice}"
+        elif needed is None:
             yield (
                 f"{where}.memory_gib is missing: {model.checkpoint!r} is no folder or file here, "
                 "so its size is not known"
             )
-        elif (most_gib := settings.on_demand.memory_gib) and needed > most_gib * _GIB:
+        elif most_gib and needed > most_gib * _GIB:
             yield (
                 f"{where}: it takes about {needed / _GIB:.3g} GiB (set memory_gib if that is "
                 f"wrong), more than on_demand.memory_gib, {most_gib:g}"
@@ -89,7 +79,9 @@ def on_demand_complaints(settings: Settings) -> Iterator[str]:
             _settings_of(settings, name, settings.tiers[name], model)
         except ValidationError as error:
             yield f"{where}: {'; '.join(detail['msg'] for detail in error.errors())}"
-    if models and settings.on_demand.memory_gib is None and _is_on_gpu(settings):
+    if settings.server.workers > 1:
+        yield "server.workers: models on demand belong to one process; use 1"
+    if most_gib is None and _is_on_gpu(settings):
         yield (
             "on_demand.memory_gib is missing: name the GPU's memory for models on demand, which "
             "only their engines can see"

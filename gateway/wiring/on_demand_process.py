@@ -24,7 +24,7 @@ from outrider.gateway.http.server.listening import listen, url_of
 from outrider.gateway.settings.keys import KeySettings
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.telemetry.logs import configure_logging
-from outrider.gateway.upstream.on_demand.process import Failed, Report, Serving
+from outrider.gateway.upstream.on_demand.process import Report
 from outrider.gateway.wiring.start import keep_torch_out, start_engine
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def main() -> int:
     try:
         _serve(_with_key(settings, told["key"]), report)
     except Exception as error:  # noqa: BLE001 - reported to the gateway
-        report(Failed(str(error) or type(error).__name__))
+        report(Report(failure=str(error) or type(error).__name__))
         return 1
     return 0
 
@@ -67,7 +67,7 @@ def _serve(settings: Settings, report: Callable[[Report], None]) -> None:
         run = GatewayRun(
             settings,
             listener,
-            on_ready=lambda *_: report(Serving(url)),
+            on_ready=lambda *_: report(Report(url=url)),
             engine_process=engine_process,
         )
         loop = uvloop.new_event_loop()

@@ -28,18 +28,15 @@ from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.wiring.checkpoints import checkpoint
 from outrider.gateway.wiring.checks import build_redaction
 from outrider.gateway.wiring.credentials import LiveSecrets, build_credential, credential_complaints
-from outrider.gateway.wiring.on_demand import (
-    build_pool,
-    credential_of,
-    needs_of,
-    on_demand_complaints,
-)
+from outrider.gateway.wiring.on_demand import build_pool, needs_of, on_demand_complaints
 from outrider.verifier.params import Tier
 
 if TYPE_CHECKING:
     from outrider.gateway.upstream.transport import Transport
 
 _MIN_SECRET_CHARS: Final = 8
+_PROCESS_KEY: Final = "the key of a model's process"
+"""Stands in the place of an environment variable's name."""
 
 
 def check_upstreams(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -88,13 +85,14 @@ def build_upstreams(
         parts = _tier_parts(
             name, options, on_attempt, clock=clock, rng=rng, allow_private=allow_private
         )
+        variables = environ
         if model is not None and pool is not None:
             needs = needs_of(settings, name, model)
             parts = replace(parts, on_demand=pool.add(name, needs, parts.replicas))
-            credential = credential_of(name, needs, clock)
-        else:
-            credential = build_credential(name, options, parts.dialect, environ, clock)
-            parts = replace(parts, redact=None if options.local else redact)
+            options = options.model_copy(update={"api_key_env": _PROCESS_KEY})
+            variables = {_PROCESS_KEY: needs.recipe.key}
+        credential = build_credential(name, options, parts.dialect, variables, clock)
+        parts = replace(parts, redact=None if options.local else redact)
         tiers[name] = UpstreamTier(name, options, parts, credential)
     return tiers
 
@@ -150,7 +148,7 @@ def build_upstream(
         raise SettingsError(str(error)) from None
     pool = build_pool(settings)
     tiers = build_upstreams(settings, environ, metrics.on_attempt, pool=pool)
-    metrics.observe(tiers)
+    metrics.observe(tiers, {} if pool is None else pool.models)
     gateway_id = secrets.token_hex(8)
     small = None
     if rules.small is not None:

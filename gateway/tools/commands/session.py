@@ -1,11 +1,15 @@
 """HTTP to the one server that a command talks to, by the environment's proxies."""
 
+import json
+from contextlib import suppress
 from ipaddress import ip_address, ip_network
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+
+from outrider.gateway.tools.commands.user_errors import ChatError
 
 # What a request raises; ValueError for a URL or a key that cannot be sent.
 HTTP_ERRORS: Final = (aiohttp.ClientError, OSError, ValueError)
@@ -24,6 +28,27 @@ def open_session(
         timeout=timeout,
         proxy=_proxy_of(url),
     )
+
+
+async def ask_gateway(
+    method: str, url: str, *, key: str | None, timeout_s: float, body: object = None
+) -> dict[str, Any]:
+    """Return what a gateway answers. Raises ChatError."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s, connect=10.0)
+    try:
+        async with (
+            open_session(url, timeout=timeout, key=key) as session,
+            session.request(method, url, json=body) as response,
+        ):
+            said = await response.read()
+    except HTTP_ERRORS as error:
+        raise ChatError(f"{url}: {error or type(error).__name__}") from None
+    with suppress(ValueError, LookupError, TypeError):
+        answer: dict[str, Any] = json.loads(said)
+        if response.status != 200:
+            raise ChatError(str(answer["error"]["message"]))
+        return dict(answer)
+    raise ChatError(f"{url} answers with status {response.status}, and not as a gateway does")
 
 
 def _proxy_of(url: str) -> str | None:

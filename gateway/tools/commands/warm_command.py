@@ -4,13 +4,13 @@ import asyncio
 import json
 from pathlib import Path
 from typing import Annotated, Any, Final
+from urllib.parse import quote
 
 import typer
 
 from outrider.gateway.settings.tree import KEY_VARIABLE, SettingsError
 from outrider.gateway.tools.commands.chat_command import DEFAULT_URL
 from outrider.gateway.tools.commands.command_parts import reports_user_errors
-from outrider.gateway.tools.commands.user_errors import ChatError
 
 WARM_HELP: Final = """
 Have a running gateway compute a prompt now, and keep it for requests that begin with it.
@@ -62,8 +62,11 @@ def warm(
     body = _body(file) | {"ttl_s": _seconds(ttl)}
     given = {"model": model, "tenant": tenant}
     body |= {field: value for field, value in given.items() if value is not None}
+    from outrider.gateway.tools.commands.session import ask_gateway
+
     base = url.rstrip("/").removesuffix("/v1")
-    report = asyncio.run(_put(f"{base}/admin/prompts/{name or file.stem}", body, key))
+    place = f"{base}/admin/prompts/{quote(name or file.stem, safe='')}"
+    report = asyncio.run(ask_gateway("PUT", place, key=key, timeout_s=_TIMEOUT_S, body=body))
     for tier in report["tiers"]:
         typer.echo(
             f"{report['name']}: {tier['tokens']:,} tokens in the {tier['tier']} model's cache"
@@ -102,24 +105,3 @@ def _seconds(ttl: str) -> float:
         return float(number) * (unit or 1)
     except ValueError:
         raise SettingsError(f"--ttl {ttl}: write it as seconds, or as 30m, 8h or 7d") from None
-
-
-async def _put(url: str, body: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """Return the gateway's report. Raises ChatError."""
-    import aiohttp
-
-    from outrider.gateway.tools.commands.session import HTTP_ERRORS, open_session
-
-    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S, connect=10.0)
-    try:
-        async with (
-            open_session(url, timeout=timeout, key=key) as session,
-            session.put(url, json=body) as response,
-        ):
-            answer = json.loads(await response.read())
-    except HTTP_ERRORS as error:
-        raise ChatError(f"{url}: {error or type(error).__name__}") from None
-    if response.status != 200:
-        raise ChatError(str(answer["error"]["message"]))
-    report: dict[str, Any] = answer
-    return report

@@ -30,19 +30,13 @@ class LoadError(Exception):
         self.detail = detail or message
 
 
-class Serving(msgspec.Struct, tag=True, frozen=True):
-    """The process serves at this address."""
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process tells once its model is loaded, or cannot be."""
 
-    url: str
-
-
-class Failed(msgspec.Struct, tag=True, frozen=True):
-    """The process ends, because its model cannot be loaded."""
-
-    reason: str
-
-
-Report = Serving | Failed
+    url: str = ""
+    """Where it serves."""
+    failure: str = ""
+    """Why it ends instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +73,10 @@ class ModelProcess:
         except OSError as error:
             raise LoadError(f"its process cannot be started: {error.strerror}") from error
         assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it has ended: `serving` says so
-            line = json.dumps({"settings": recipe.settings, "key": recipe.key})
-            process.stdin.write(line.encode() + b"\n")
-            await process.stdin.drain()
+        # Not drained: a task that is cancelled while it waits here would leave the process behind.
+        line = json.dumps({"settings": recipe.settings, "key": recipe.key})
+        process.stdin.write(line.encode() + b"\n")
         return cls(process)
-
-    @property
-    def pid(self) -> int:
-        """Return the process's id."""
-        return self._process.pid
 
     async def serving(self) -> str:
         """Return its address once the model is loaded. Raises LoadError."""
@@ -99,12 +87,12 @@ class ModelProcess:
                 status = await self._process.wait()
                 how = f"signal {-status}" if status < 0 else f"status {status}"
                 raise LoadError(f"its process ended while it loaded ({how}); see the log")
-            report: Report = msgspec.json.decode(line, type=Report)
+            report = msgspec.json.decode(line, type=Report)
         except ValueError as error:  # msgspec.DecodeError is one, and a line without end
             raise LoadError(f"its process cannot be understood: {error}") from error
-        if isinstance(report, Failed):
+        if report.failure:
             message = "its checkpoint is not readable here; the operator's log says why"
-            raise LoadError(message, detail=report.reason)
+            raise LoadError(message, detail=report.failure)
         return report.url
 
     async def wait(self) -> int:
@@ -119,7 +107,7 @@ class ModelProcess:
             async with asyncio.timeout(_END_S):
                 await self._process.wait()
         except TimeoutError:
-            logger.warning("a model's process does not end and is killed pid=%d", self.pid)
+            logger.warning("a model's process does not end and is killed pid=%d", self._process.pid)
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()

@@ -90,6 +90,8 @@ def test_memory_is_the_files_the_cache_and_the_processes(tmp_path: Path) -> None
             table() + '[tiers.coder]\nurl = "https://a.example/v1"\n',
             "url is for a server elsewhere",
         ),
+        (table(checkpoint="./typo", memory_gib=1), "checkpoint = './typo': no such folder"),
+        (table(memory_gib=1e300), "less than or equal to 1048576"),
         (table(checkpoint="Some/Model"), "'Some/Model' is no folder or file here"),
         (table() + "[on_demand]\nmemory_gib = 1\n", "it takes about 1.75 GiB"),
         (

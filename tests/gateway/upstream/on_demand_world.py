@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from outrider.gateway.settings.on_demand import OnDemandPoolSettings
 from outrider.gateway.upstream.on_demand.model import ModelNeeds, OnDemandModel
 from outrider.gateway.upstream.on_demand.pool import ModelPool
-from outrider.gateway.upstream.on_demand.process import LoadError, ProcessRecipe
+from outrider.gateway.upstream.on_demand.process import LoadError, ModelProcess, ProcessRecipe
 from outrider.gateway.upstream.replicas import Lease, ReplicaSet
 from tests.gateway.upstream.replica_sets import replica_set
 from tests.gateway.waiting import HandClock
@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 @dataclass
-class ScriptedProcess:
+class ScriptedProcess(ModelProcess):
     """A process that serves once `loaded` is set, and ends when it is told to."""
 
     name: str
@@ -72,6 +72,8 @@ class PoolWorld:
     started: list[ScriptedProcess] = field(default_factory=list)
     error: str = ""
     """Of the processes that are started from now on."""
+    used_gib: float = 1.0
+    """Of this machine's memory, by each process."""
     loads_at_once: bool = True
     urls: dict[str, str] = field(default_factory=dict)
     """Addresses of the models' servers."""
@@ -94,7 +96,6 @@ class PoolWorld:
         gib: float = 1.0,
         *,
         keep_alive_s: float | None = None,
-        preload: bool = False,
     ) -> OnDemandModel:
         """Add a model."""
         recipe = ProcessRecipe(settings=json.dumps({"name": name}), key="secret")
@@ -102,7 +103,6 @@ class PoolWorld:
             recipe=recipe,
             memory_bytes=round(gib * GIB),
             keep_alive_s=keep_alive_s,
-            preload=preload,
         )
         self.replicas[name] = replica_set(0, HandClock())
         return self.pool.add(name, needs, self.replicas[name])
@@ -130,9 +130,9 @@ def pool_world(*, memory_gib: float | None = 4.0, free_gib: float = 0.0) -> Pool
         settings=OnDemandPoolSettings(
             memory_gib=memory_gib, start_within_s=0.3, load_within_s=30.0, max_waiting=3
         ),
-        free_bytes=lambda: round(free_gib * GIB) - len(made[0].names) * GIB,
+        free_bytes=lambda: round((free_gib - len(made[0].names) * made[0].used_gib) * GIB),
         clock=clock,
-        start=start,
+        start_process=start,
     )
     made.append(PoolWorld(pool, clock))
     return made[0]

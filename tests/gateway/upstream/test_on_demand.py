@@ -4,8 +4,12 @@ import asyncio
 import re
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from outrider.gateway.contract.errors.http import problem_of
 from outrider.gateway.contract.errors.tree import ConflictError, UnavailableError
+from outrider.gateway.http.server.veil import without_tiers
+from outrider.gateway.upstream.on_demand.metrics import ModelCollector
 from outrider.gateway.upstream.on_demand.model import OnDemandModel
 from tests.gateway.upstream.on_demand_world import pool_world, running, until
 
@@ -46,7 +50,7 @@ async def test_as_many_are_put_out_as_are_in_the_way_and_none_in_vain() -> None:
         await use(small, other)
         big = world.add("big", 2.5)
         lease = world.begin(small)
-        assert "small (loaded, 1 GiB, 1 request)" in str(await refused(big))
+        assert "it takes 2.5 GiB of memory, and 1 GiB are free" in str(await refused(big))
         assert world.names == ["small", "other"]
         lease.succeeded()
         await use(big)
@@ -91,16 +95,17 @@ async def test_a_model_that_is_waited_for_is_not_put_out() -> None:
         assert world.names == ["two"]
 
 
-async def test_without_room_the_error_names_what_holds_the_memory() -> None:
+async def test_without_room_only_operators_are_told_what_holds_the_memory() -> None:
     async with running(pool_world(memory_gib=4)) as world:
         holder, other = world.add("holder", 3), world.add("other", 2)
         await use(holder)
         with world.begin(holder):
             error = await refused(other)
         assert str(error) == (
-            "The model other cannot be loaded: it takes 2 GiB of memory, and 1 GiB of 4 GiB are "
-            "free; in use by holder (loaded, 3 GiB, 1 request). Try again in 10 s."
+            "The other tier cannot load its model: it takes 2 GiB of memory, and 1 GiB are free "
+            "beside other models. Try again in 10 s."
         )
+        assert other.reason.endswith("are free; in use by holder (loaded, 3 GiB, 1 in flight)")
         assert error.retry_after_s == 10
         await use(other)  # no failure that keeps it away
 
@@ -109,12 +114,20 @@ async def test_a_model_larger_than_all_memory_is_refused_before_any_is_put_out()
     async with running(pool_world(memory_gib=2)) as world:
         small, huge = world.add("small"), world.add("huge", 5)
         await use(small)
-        assert "it takes 5 GiB of memory, and 1 GiB of 2 GiB" in str(await refused(huge))
+        assert "it takes 5 GiB of memory, and 1 GiB are free" in str(await refused(huge))
         assert world.names == ["small"]
 
 
 async def test_the_machines_free_memory_bounds_models_where_no_size_is_set() -> None:
     async with running(pool_world(memory_gib=None, free_gib=2.5)) as world:
+        one, two, three = map(world.add, ("one", "two", "three"))
+        await use(one, two, three)
+        assert world.names == ["two", "three"]
+
+
+async def test_a_model_keeps_the_memory_that_it_does_not_use_yet() -> None:
+    async with running(pool_world(memory_gib=None, free_gib=2.5)) as world:
+        world.used_gib = 0.1
         one, two, three = map(world.add, ("one", "two", "three"))
         await use(one, two, three)
         assert world.names == ["two", "three"]
@@ -136,13 +149,15 @@ async def test_a_model_that_cannot_load_is_not_started_again_and_again() -> None
         broken = world.add("broken")
         errors = await asyncio.gather(refused(broken), refused(broken))
         assert {str(error) for error in errors} == {
-            "The model broken cannot be loaded: no such folder. Try again in 10 s."
+            "The broken tier cannot load its model: no such folder. Try again in 10 s."
         }
         assert (await refused(broken)).retry_after_s == pytest.approx(10, abs=1)
         assert (broken.state, len(world.started)) == ("failed", 1)
         assert broken.reason == "no such folder: /models/secret"  # for operators
         world.clock.skipped_s += 11
-        assert re.search(r"in (19|20) s", str(await refused(broken)))
+        told = await refused(broken)
+        assert re.search(r"in (19|20) s", str(told))
+        assert "broken" not in without_tiers(problem_of(told)).message
         assert len(world.started) == 2
         world.error = ""
         await broken.load()  # by hand at once
@@ -154,7 +169,7 @@ async def test_a_request_waits_no_longer_than_it_may_and_loading_goes_on() -> No
         world.loads_at_once = False
         slow = world.add("slow")
         error = await refused(slow)
-        assert "has not been loaded within 0.3 s; it goes on" in str(error)
+        assert "has not loaded its model within 0.3 s; it goes on" in str(error)
         assert error.retry_after_s == 10
         with pytest.raises(UnavailableError, match=r"within 0\.0"):
             await slow.until_loaded(world.clock() + 0.01)
@@ -241,17 +256,37 @@ async def test_unloading_by_hand_refuses_a_model_in_use_and_ends_a_loading_that_
         assert (tiny.state, world.names) == ("unloaded", [])
 
 
-async def test_a_model_can_be_loaded_at_the_start() -> None:
-    world = pool_world()
-    world.add("later")
-    world.add("now", preload=True)
-    async with running(world):
-        await until(lambda: world.names == ["now"])
-
-
 async def test_the_end_of_the_gateway_ends_models_that_load() -> None:
     world = pool_world()
     async with running(world):
         world.loads_at_once = False
         await refused(world.add("slow"))
     assert world.names == []
+
+
+async def test_metrics_count_loads_evictions_and_refused_requests() -> None:
+    async with running(pool_world(memory_gib=1)) as world:
+        collector, registry = ModelCollector(), CollectorRegistry()
+        collector.models = world.pool.models
+        registry.register(collector)
+        one, two = world.add("one"), world.add("two")
+        await use(one, two, one)
+        with world.begin(one):
+            waiting = asyncio.create_task(refused(two))
+            await until(lambda: two.num_waiting == 1)
+            assert value(registry, "waiting_requests", tier="two") == 1
+            await waiting
+        world.error = "torn"
+        await refused(two)
+        assert value(registry, "loads_total", tier="one") == 2
+        assert value(registry, "load_seconds_total", tier="two") > 0
+        assert value(registry, "evictions_total", tier="one", why="memory") == 2
+        assert value(registry, "loaded", tier="one") == 0
+        assert value(registry, "refused_requests_total", tier="two") == 2
+        assert value(registry, "load_failures_total", tier="two") == 1
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
+    found = registry.get_sample_value(f"outrider_on_demand_{name}", labels)
+    assert found is not None, name
+    return found

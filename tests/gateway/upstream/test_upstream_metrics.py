@@ -125,7 +125,7 @@ def test_health_is_read_at_the_scrape(
         has_prefix_cache=False,
     )
     tier = Tier(replicas)
-    metrics.observe({"cloud": tier})
+    metrics.observe({"cloud": tier}, {})
 
     def states(replica: str) -> dict[str, float | None]:
         labels = {"tier": "cloud", "replica": replica}

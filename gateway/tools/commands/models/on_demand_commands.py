@@ -1,15 +1,14 @@
 """`outrider models ls | load | unload`: models on demand of a running gateway."""
 
 import asyncio
-import json
 from typing import Annotated, Any, Final
+from urllib.parse import quote
 
 import typer
 
 from outrider.gateway.settings.tree import KEY_VARIABLE
 from outrider.gateway.tools.commands.chat_command import DEFAULT_URL
 from outrider.gateway.tools.commands.command_parts import reports_user_errors
-from outrider.gateway.tools.commands.user_errors import ChatError
 
 _TIMEOUT_S: Final = 3600.0
 """A large model takes minutes to load, and longer to download."""
@@ -57,14 +56,14 @@ def ls(*, url: Url = DEFAULT_URL, key: Key = None) -> None:
 @reports_user_errors
 def load(name: Name, *, url: Url = DEFAULT_URL, key: Key = None) -> None:
     """Load a model of a running gateway before a request names it."""
-    model = _ask("POST", url, f"/{name}/load", key)
+    model = _ask("POST", url, f"/{quote(name, safe='')}/load", key)
     typer.echo(f"{name} is loaded; that took {_seconds(model['load_s'])}")
 
 
 @reports_user_errors
 def unload(name: Name, *, url: Url = DEFAULT_URL, key: Key = None) -> None:
     """Put a model out that no request needs."""
-    _ask("POST", url, f"/{name}/unload", key)
+    _ask("POST", url, f"/{quote(name, safe='')}/unload", key)
     typer.echo(f"{name} is not loaded any more")
 
 
@@ -74,24 +73,7 @@ def _seconds(seconds: float | None) -> str:
 
 def _ask(method: str, url: str, path: str, key: str | None) -> dict[str, Any]:
     """Return what the gateway says. Raises ChatError."""
-    base = url.rstrip("/").removesuffix("/v1")
-    return asyncio.run(_answer(method, f"{base}/admin/models{path}", key))
+    from outrider.gateway.tools.commands.session import ask_gateway
 
-
-async def _answer(method: str, url: str, key: str | None) -> dict[str, Any]:
-    import aiohttp
-
-    from outrider.gateway.tools.commands.session import HTTP_ERRORS, open_session
-
-    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S, connect=10.0)
-    try:
-        async with (
-            open_session(url, timeout=timeout, key=key) as session,
-            session.request(method, url) as response,
-        ):
-            answer: dict[str, Any] = json.loads(await response.read())
-    except HTTP_ERRORS as error:
-        raise ChatError(f"{url}: {error or type(error).__name__}") from None
-    if response.status != 200:
-        raise ChatError(str(answer["error"]["message"]))
-    return answer
+    place = f"{url.rstrip('/').removesuffix('/v1')}/admin/models{path}"
+    return asyncio.run(ask_gateway(method, place, key=key, timeout_s=_TIMEOUT_S))

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -127,7 +129,7 @@ def test_a_model_that_cannot_load_is_a_503_and_a_chain_goes_on(world: World) -> 
     world.pool.error = "its weights are torn"
     answer = world.chat("first")
     assert answer.status_code == 503
-    assert "The model first cannot be loaded: its weights are torn." in answer.text
+    assert "The first tier cannot load its model: its weights are torn." in answer.text
     assert 8 <= float(answer.headers["retry-after"]) <= 10
     world.pool.error = ""
     answer = world.chat("either")
@@ -188,3 +190,13 @@ def test_the_commands_say_what_they_did(world: World) -> None:
     status, said = world.command("load", "third")
     assert status != 0
     assert "there are: first, second" in said
+    assert world.command("load", "../keys")[0] != 0
+
+
+def test_what_is_no_gateway_is_told_in_a_sentence() -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # HTML with status 501
+        Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        result = CliRunner().invoke(app, ["models", "ls", "--url", url])
+    assert result.exit_code == 1
+    assert "/admin/models answers with status 501, and not as a gateway does" in result.output
