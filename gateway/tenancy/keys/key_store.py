@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pydantic import SecretStr
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from outrider.gateway.audit.chain import Change, Details, differences, record
@@ -174,7 +174,7 @@ class KeyStore:
         named = (keys.c.name == words) & keys.c.revoked_at.is_(None)
         with self._database.read() as connection:
             query = select(keys).where((keys.c.id == key_id) | named)
-            found = [key_of(row) for row in connection.execute(query).mappings()]
+            found = [_known_key(row) for row in connection.execute(query).mappings()]
         by_id = [key for key in found if key.key_id == key_id]
         if by_id or len(found) == 1:
             return (by_id or found)[0]
@@ -329,7 +329,18 @@ def _get_key(connection: Connection, key_id: str) -> KeyRecord:
     row = connection.execute(query).mappings().first()
     if row is None:
         raise NotFoundError("No key has this id.", code="not_found")
-    return key_of(row)
+    return _known_key(row)
+
+
+def _known_key(row: RowMapping) -> KeyRecord:
+    """Return the key in a row. Raises ConflictError for one of a version that is not known here."""
+    try:
+        return key_of(row)
+    except (ValueError, TypeError):
+        raise ConflictError(
+            f"The key {row['id']} has values that this version of Outrider does not know. Change "
+            "it with the newer version that wrote it."
+        ) from None
 
 
 def _find_team(connection: Connection, words: str) -> TeamRecord:

@@ -230,6 +230,8 @@ def test_a_damaged_row_is_left_out_and_told(
     assert table.keys == (good,)
     assert table.has_any
     assert bad.key_id in caplog.text
+    with pytest.raises(ConflictError, match="values that this version of Outrider does not know"):
+        store.revoke(bad.key_id)
 
 
 def test_changes_at_the_same_time_are_all_kept(store: KeyStore) -> None:
