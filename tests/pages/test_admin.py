@@ -24,7 +24,10 @@ TOKEN = "9f86d081884c7d659a2feaa0c55ad015"
 BOSS = {"authorization": f"Bearer {TOKEN}"}
 REFUSED = ("status of 4",)
 """Chromium logs answers with such a status as errors."""
-SECTIONS = (*("keys", "teams", "spend", "experiments", "tiers", "replicas", "adapters", "prompts"),)
+SECTIONS = (
+    *("keys", "teams", "spend", "experiments", "tiers", "replicas", "models"),
+    *("adapters", "prompts"),
+)
 NOTHING = "\N{EN DASH}"
 REPLICA = {
     "object": "replica",
@@ -34,6 +37,20 @@ REPLICA = {
     "is_draining": False,
     "num_in_flight": 2,
     "num_requests": 7,
+    "reason": "",
+}
+MODEL = {
+    "object": "model.on_demand",
+    "name": "coder",
+    "state": "loaded",
+    "memory_bytes": 3 << 30,
+    "num_in_flight": 0,
+    "num_waiting": 0,
+    "idle_s": 12.0,
+    "keep_alive_s": 300.0,
+    "load_s": 8.5,
+    "num_loads": 4,
+    "num_evictions": 3,
     "reason": "",
 }
 ADAPTER = {
@@ -324,9 +341,9 @@ def fulfilling(document: object) -> Callable[[Route], None]:
     return lambda route: route.fulfill(body=body, content_type="application/json")
 
 
-def test_groups_drain_adapters_unload_and_prompts_are_deleted(desk: Page) -> None:
+def test_groups_drain_models_and_adapters_unload_and_prompts_are_deleted(desk: Page) -> None:
     asked: list[tuple[str, str, object]] = []
-    lists = {"replicas": REPLICA, "adapters": ADAPTER, "prompts": PROMPT}
+    lists = {"replicas": REPLICA, "models": MODEL, "adapters": ADAPTER, "prompts": PROMPT}
     for name, one in lists.items():
         desk.route(f"**/admin/{name}", fulfilling({"object": "list", "data": [one]}))
 
@@ -336,17 +353,20 @@ def test_groups_drain_adapters_unload_and_prompts_are_deleted(desk: Page) -> Non
         asked.append((request.method, path, request.post_data_json))
         route.fulfill(body='{"object": "list", "data": []}', content_type="application/json")
 
-    for pattern in ("replicas/drain", "adapters/legal", "prompts/rules*"):
+    for pattern in ("replicas/drain", "models/coder/unload", "adapters/legal", "prompts/rules*"):
         desk.route(f"**/admin/{pattern}", note)
     engines = section(desk, "replicas")
     expect(engines).to_contain_text("8c1f")
     confirm(desk, "Drain the group 8c1f")
+    expect(section(desk, "models")).to_contain_text("3 GiB")
+    confirm(desk, "Unload coder")
     expect(section(desk, "adapters")).to_contain_text("2.50 MB")
     confirm(desk, "Unload legal")
     expect(section(desk, "prompts")).to_contain_text("large: 96 tokens")
     confirm(desk, "Delete rules")
     assert asked == [
         ("POST", "replicas/drain", {"group": "8c1f"}),
+        ("POST", "models/coder/unload", None),
         ("DELETE", "adapters/legal", None),
         ("DELETE", "prompts/rules?tenant=team-1", None),
     ]

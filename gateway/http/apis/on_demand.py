@@ -27,6 +27,8 @@ class OnDemandReport(CompleteModel, kw_only=True):
     idle_s: Annotated[float | None, says("Since its last request; null where it is not loaded.")]
     keep_alive_s: Annotated[float | None, says("Null: until another model needs its memory.")]
     load_s: Annotated[float | None, says("What loading took the last time; null before.")]
+    num_loads: Annotated[int, says("Since the gateway's start.")]
+    num_evictions: Annotated[int, says("Times that it was put out, for whatever reason.")]
     reason: Annotated[str, says("Why it could not be loaded; empty where it could.")]
 
 
@@ -92,5 +94,7 @@ def _report(model: OnDemandModel) -> OnDemandReport:
         idle_s=model.idle_s,
         keep_alive_s=model.needs.keep_alive_s,
         load_s=model.load_s,
+        num_loads=model.counts.num_loads,
+        num_evictions=model.counts.put_out.total(),
         reason=model.reason,
     )

@@ -181,21 +181,17 @@ OPTIONAL = {
             "tlsSecret": "llm-tls",
             "annotations": {"nginx.ingress.kubernetes.io/proxy-buffering": "off"},
         },
-        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["a.b"]},
         "networkPolicy": {"enabled": True},
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     },
     "engines": {"maxUnavailable": 1},
 }
-_OF_OPERATORS = ("HTTPRoute", "ServiceMonitor")
-"""Kinds that Kubernetes itself has not."""
 
 
 def test_nothing_optional_is_rendered_unless_it_is_wanted() -> None:
     plain = [(one["kind"], one["metadata"]["name"]) for one in rendered({})]
     more = [(one["kind"], one["metadata"]["name"]) for one in rendered(OPTIONAL)]
     assert sorted(set(more) - set(plain)) == [
-        ("HTTPRoute", "demo-gateway"),
         ("Ingress", "demo-gateway"),
         ("NetworkPolicy", "demo-gateway"),
         ("PodDisruptionBudget", "demo-engines"),
@@ -209,7 +205,7 @@ def test_what_is_optional_points_to_the_gateways(version: str) -> None:
     kubernetes = pytest.importorskip("kubernetes_validate", reason="outrider[manifests]")
     documents = rendered(OPTIONAL)
     for document in documents:
-        if document["kind"] not in _OF_OPERATORS:
+        if document["kind"] != "ServiceMonitor":  # which Kubernetes itself has not
             kubernetes.validate(document, version, strict=True)
     found = {(one["kind"], one["metadata"]["name"]): one for one in documents}
     service = found["Service", "demo-gateway"]
@@ -218,8 +214,6 @@ def test_what_is_optional_points_to_the_gateways(version: str) -> None:
     assert rule["host"] == "llm.example.com"
     (path,) = rule["http"]["paths"]
     assert path["backend"]["service"] == {"name": "demo-gateway", "port": {"name": port["name"]}}
-    (rule,) = found["HTTPRoute", "demo-gateway"]["spec"]["rules"]
-    assert rule["backendRefs"] == [{"name": "demo-gateway", "port": port["port"]}]
     policy = found["NetworkPolicy", "demo-gateway"]["spec"]
     pods = found["Deployment", "demo-gateway"]["spec"]["template"]["metadata"]["labels"]
     assert policy["podSelector"]["matchLabels"].items() <= pods.items()
@@ -244,7 +238,6 @@ def test_helm_finds_nothing_wrong_and_refuses_what_is_misspelt() -> None:
             {**MODELS, "engines": {"gpu": 1}},
             {**MODELS, "image": {"tag": "a b"}},
             {**MODELS, "gateway": {"ingress": {"enabled": True}}},
-            {**MODELS, "gateway": {"httpRoute": {"enabled": True}}},
         ):
             with pytest.raises(helm.HelmError):
                 chart.validate_schema(wrong)

@@ -41,6 +41,22 @@ async function loadReplicas() {
     hint("A group that drains gets no new requests and ends its answers.")];
 }
 
+async function loadModels() {
+  const { data } = await call("/admin/models");
+  const change = ({ name, state }) => {
+    const path = `/admin/models/${encodeURIComponent(name)}`;
+    if (state !== "loaded") return plainButton("Load", () => act("models", `${path}/load`, "POST"), { "aria-label": `Load ${name}` });
+    return sureButton("Unload", `Unload ${name}`, () => act("models", `${path}/unload`, "POST"));
+  };
+  const rows = data.map((one) => [one.name,
+    element("span", { class: `state ${{ loaded: "active", failed: "down" }[one.state] ?? ""}` }, one.state),
+    `${brief(one.memory_bytes / 2 ** 30)} GiB`, brief(one.num_in_flight), brief(one.num_waiting),
+    brief(one.idle_s, "s"), brief(one.load_s, "s"), brief(one.num_loads), brief(one.num_evictions), one.reason || "–", change(one)]);
+  const heads = ["model", "state", "#memory", "#in flight", "#waiting", "#idle", "#loads in", "#loads", "#put out", "why it is not there", ""];
+  return [rowsOr(rows, heads, "Models on demand", "There is no model on demand."),
+    hint("A request that names a model loads it; one that is idle is put out when others need its memory.")];
+}
+
 async function loadAdapters() {
   const { data } = await call("/admin/adapters");
   const rows = data.slice(0, MOST_SHOWN).map((one) => [one.name, one.tier, one.path, brief(one.max_rank),
@@ -96,5 +112,6 @@ async function showReport({ name }) {
 addSection("experiments", "Experiments", loadExperiments);
 addSection("tiers", "Tiers", loadTiers);
 addSection("replicas", "Engines", loadReplicas);
+addSection("models", "On demand", loadModels);
 addSection("adapters", "Adapters", loadAdapters, plainButton("Load one", newAdapter, { "data-opens": "new-adapter" }));
 addSection("prompts", "Prompts", loadPrompts);
