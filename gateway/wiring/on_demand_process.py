@@ -13,8 +13,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
 
 import msgspec
 import uvloop
@@ -26,9 +27,6 @@ from outrider.gateway.settings.tree import Settings
 from outrider.gateway.telemetry.logs import configure_logging
 from outrider.gateway.upstream.on_demand.process import Report
 from outrider.gateway.wiring.start import keep_torch_out, start_engine
-
-if TYPE_CHECKING:
-    from outrider.gateway.wiring.serving import GatewayRun
 
 _END_S: Final = 8.0
 """Time to end in good order; what the engine's process is told then ends it too."""
@@ -56,6 +54,8 @@ def main() -> int:
 
 def _serve(settings: Settings, report: Callable[[Report], None]) -> None:
     """Load the model, report its address, and serve it."""
+    stops: list[Callable[[], object]] = []
+    threading.Thread(target=_follow_gateway, args=(stops,), daemon=True).start()
     keep_torch_out()
     with (
         listen("127.0.0.1", 0) as listener,
@@ -71,7 +71,7 @@ def _serve(settings: Settings, report: Callable[[Report], None]) -> None:
             engine_process=engine_process,
         )
         loop = uvloop.new_event_loop()
-        threading.Thread(target=_follow_gateway, args=(loop, run), daemon=True).start()
+        stops.append(partial(loop.call_soon_threadsafe, run.stop))
         with (
             asyncio.Runner(loop_factory=lambda: loop) as runner,
             contextlib.suppress(asyncio.CancelledError),  # ended while it loaded
@@ -95,14 +95,15 @@ def _take_standard_output() -> Callable[[Report], None]:
     return report
 
 
-def _follow_gateway(loop: asyncio.AbstractEventLoop, run: "GatewayRun") -> None:
-    """End the process when standard input ends."""
+def _follow_gateway(stops: Sequence[Callable[[], object]]) -> None:
+    """End the process when standard input ends: at once while it loads, else in good order."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
-        loop.call_soon_threadsafe(run.stop)
+    for stop in stops:
+        with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
+            stop()
         time.sleep(_END_S)
-        os._exit(0)
+    os._exit(0)
 
 
 if __name__ == "__main__":
