@@ -135,7 +135,7 @@ def test_a_cache_has_no_name_that_another_could_give_it(books: Tenants) -> None:
 @pytest.mark.slow_cases
 def test_a_salt_of_its_own_separates_a_tenants_requests(books: Tenants) -> None:
     owner = tenants(books, "salts")["owner"]
-    messages = [{"role": "user", "content": SECRET + "Who salts it?"}]
+    messages = [{"role": "user", "content": "Who salts it? " + SECRET}]
 
     def cached(salt: str) -> bool:
         told = ask(books, owner, messages=messages, max_tokens=2, cache_salt=salt)
