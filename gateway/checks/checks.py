@@ -51,7 +51,7 @@ class Check:
 
     def applies(self, principal: Principal, models: Collection[str]) -> bool:
         """Return whether a request of this key for these models is checked; of any without one."""
-        names = {principal.key_id, principal.name, principal.team_id}
+        names = {principal.key_id, principal.name, principal.team_id, principal.team_name}
         keys, checked = self.settings.keys, self.settings.models
         is_for_key = not keys or not names.isdisjoint(keys)
         return is_for_key and (not checked or not models or not set(checked).isdisjoint(models))
@@ -187,7 +187,8 @@ class RequestChecks:
 
 
 def _models(document: Mapping[str, Any]) -> Collection[str]:
-    """Return the names of models that a request names."""
+    """Return the names of models that a request names, as Ollama's clients write them, too."""
     models = document.get("models")
     named = [document.get("model"), *(models if isinstance(models, list) else ())]
-    return [name for name in named if isinstance(name, str)]
+    names = {name for name in named if isinstance(name, str)}
+    return names | {name.removesuffix(":latest") for name in names}

@@ -164,6 +164,7 @@ class KeyRegistry:
             name=key.name,
             tenant=tenant,
             team_id=key.team_id,
+            team_name=None if team is None else team.name,
             scopes=key.scopes,
             limits=key.limits,
             team_limits=NO_LIMITS if team is None else team.limits,

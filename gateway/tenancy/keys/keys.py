@@ -147,6 +147,7 @@ class Principal:
     """Shares a queue's fairness and a prefix cache: the team, or the key where it is in none."""
     team_id: str | None = None
     """A public id."""
+    team_name: str | None = None
     scopes: Scopes = field(default_factory=Scopes)
     limits: LimitSpec = NO_LIMITS
     team_limits: LimitSpec = NO_LIMITS

@@ -165,6 +165,7 @@ class SignIn:
             name=name,
             tenant=team.team_id,
             team_id=team.team_id,
+            team_name=team.name,
             scopes=scopes,
             team_limits=team.limits,
             cache_salt=self._registry.cache_salt(team.team_id, key_id),

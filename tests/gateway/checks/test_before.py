@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from outrider.gateway.tenancy.keys.records import TeamOrder
 from tests.gateway.checks.services import PASS, running_service, texts
 from tests.gateway.conftest import OpenWorld
 
@@ -107,8 +108,22 @@ def test_a_check_is_for_some_models_and_keys(open_world: OpenWorld) -> None:
         assert world.chat(model="large", messages=SECRET).status_code == 400
         both = world.chat(model="cloud", models=["large"], messages=SECRET)
         assert both.status_code == 400
+        for name in ("large", "large:latest"):  # as Ollama's clients write it
+            asked = {"model": name, "messages": SECRET}
+            assert world.http.post("/api/chat", json=asked).status_code == 400
     with open_world(checks=function("blocking_secrets", keys=["somebody"])) as world:
         assert world.chat(model="cloud", messages=SECRET).status_code == 200
+
+
+def test_a_check_is_for_the_keys_of_a_team_by_its_name(opened: OpenWorld) -> None:
+    with opened(checks=function("blocking_secrets", keys=["research"])) as books:
+        assert books.world.chat(model="cloud", messages=SECRET).status_code == 200
+        store = books.world.context.tenancy.keys.store
+        team = store.create_team(TeamOrder(name="research"))
+        key = books.new_key("other", team_id=team.team_id)
+        headers = {"authorization": f"Bearer {key}"}
+        refused = books.world.chat(model="cloud", messages=SECRET, headers=headers)
+        assert refused.status_code == 400
 
 
 def test_every_api_is_checked(open_world: OpenWorld) -> None:
