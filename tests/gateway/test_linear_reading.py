@@ -25,7 +25,7 @@ from outrider.gateway.answering.text import channels, tool_parser
 from outrider.gateway.answering.text.chat import ChatTokenizer
 from outrider.gateway.answering.text.control_tokens import ControlTokens
 from outrider.gateway.answering.text.tool_prompt import _SHORT_ID
-from outrider.gateway.checks.texts import _BASE64
+from outrider.gateway.checks.texts import _BASE64, _PLAIN_FIELD, _UNREAD, _WORD
 from outrider.gateway.contract.errors.http import INVALID_REQUEST, Problem
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema import forms
@@ -231,6 +231,9 @@ READ: Final[dict[str, tuple[tuple[Work, str], ...]]] = {
             "4-",
         )
     ),
+    "gateway/checks/texts.py:_WORD": ((fullmatch(_WORD), "a"),),
+    "gateway/checks/texts.py:_PLAIN_FIELD": ((fullmatch(_PLAIN_FIELD), "a"),),
+    "gateway/checks/texts.py:_UNREAD": ((lambda text: _UNREAD.fullmatch(f"choices.{text}"), "1"),),
     "gateway/checks/texts.py:_BASE64": (
         (fullmatch(_BASE64), "a"),
         (lambda text: _BASE64.fullmatch(f"data:{text}"), "a,"),
