@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outrider.gateway.checks.checks import Asked, BlockedError, RequestChecks
+from outrider.gateway.checks.checks import BlockedError, RequestChecks
 from outrider.gateway.checks.texts import texts_of
 from outrider.gateway.contract.answers.responder import CheckedParts
 from outrider.gateway.contract.errors.tree import GenerationError
@@ -51,7 +51,7 @@ async def checked_whole(
         body = b"".join([part async for part in parts])
     document = _document(body)
     texts = texts_of(_choices(document), "choices")
-    told = [Asked(text.path, text.value) for text in texts]
+    told = [{"path": text.path, "text": text.value, "before": ""} for text in texts]
     try:
         found = await checks.judge(checks.of_answer, told)
     except BlockedError:
@@ -178,7 +178,8 @@ class _CheckedStream:
                 ahead.changed.clear()
                 if check is not None and check.done():
                     is_changed, check = check.result(), None
-                    keeps_none = is_last or is_changed
+                    is_full = num_checked >= _MAX_AHEAD  # nothing more comes before some go
+                    keeps_none = is_last or is_changed or is_full
                     num_free = num_checked if keeps_none else self._num_free(ahead, num_checked)
                     if num_free:
                         yield self._released(ahead.take(num_free))
@@ -224,7 +225,9 @@ class _CheckedStream:
         for event in events:
             for path, text in event.texts:
                 texts[path] += text
-        asked = [Asked(path, text, self._sent[path]) for path, text in texts.items()]
+        asked = [
+            {"path": path, "text": text, "before": self._sent[path]} for path, text in texts.items()
+        ]
         found = await self._checks.judge(self._checks.of_answer, asked, is_last=is_last)
         if found is None:
             return False

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -27,13 +27,8 @@ logger = logging.getLogger(__name__)
 _MAX_REASON_CHARS: Final = 500
 
 
-class Asked(NamedTuple):
-    """A text that is to be checked."""
-
-    path: str
-    text: str
-    before: str = ""
-    """The end of what stands before it and was sent."""
+Asked = Mapping[str, str]
+"""A text that is to be checked: `path`, `text`, `before` (the end of what was sent before it)."""
 
 
 class BlockedError(Exception):
@@ -142,7 +137,7 @@ class RequestChecks:
             refuse_token_ids(self._document)
             texts = texts_of(self._document)
             try:
-                asked = [Asked(text.path, text.value) for text in texts]
+                asked = [{"path": text.path, "text": text.value, "before": ""} for text in texts]
                 found = await self.judge(self._before, asked)
             except BlockedError as error:
                 raise BadRequestError(str(error), code="content_filter") from None
@@ -172,7 +167,7 @@ class RequestChecks:
                 "where": check.settings.where,
                 **self._facts,
                 "is_last": is_last,
-                "texts": [each._asdict() for each in asked],
+                "texts": [{**each} for each in asked],  # a function may write to it
             }
             verdict = await check.verdict(question, len(asked))
             self.was_skipped |= verdict is None
@@ -180,9 +175,9 @@ class RequestChecks:
             if verdict.verdict == "block":
                 reason = verdict.reason[:_MAX_REASON_CHARS]
                 raise BlockedError(f"The check {check.name!r} blocks this. {reason}".strip())
-            if verdict.verdict == "rewrite" and verdict.texts != [each.text for each in asked]:
+            if verdict.verdict == "rewrite" and verdict.texts != [each["text"] for each in asked]:
                 found = verdict.texts
-                asked = [each._replace(text=text) for each, text in zip(asked, found, strict=True)]
+                asked = [{**each, "text": text} for each, text in zip(asked, found, strict=True)]
         return found
 
 

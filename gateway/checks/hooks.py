@@ -137,7 +137,7 @@ class FunctionHook:
             told = await self._function(question)
         else:
             told = await self._in_thread(question)
-        return PASS if told is None else msgspec.convert(told, Verdict)
+        return PASS if told is None else msgspec.json.decode(_encode(told), type=Verdict)
 
     async def close(self) -> None:
         """Leave its threads: they end with the process."""

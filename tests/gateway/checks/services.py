@@ -54,6 +54,11 @@ def lying(question: dict[str, Any]) -> dict[str, Any]:
     return {"verdict": "rewrite", "texts": []}
 
 
+def stuttering(question: dict[str, Any]) -> dict[str, Any]:
+    """Return texts that no JSON can hold."""
+    return {"verdict": "rewrite", "texts": ["\ud800"] * len(texts(question))}
+
+
 def mumbling(question: dict[str, Any]) -> str:
     """Return no verdict."""
     return "perhaps"

@@ -107,6 +107,18 @@ def test_a_blocked_stream_ends_with_content_filter(
                 wait_for(lambda: not world.engine.running)
 
 
+@pytest.mark.slow
+def test_a_stream_goes_on_where_more_is_to_be_held_back_than_is_read_ahead(
+    open_world: OpenWorld,
+) -> None:
+    with running_service(lambda _: PASS) as service:
+        check = {"url": service.url, "where": "stream", "hold_back": 1_000_000}
+        script = MockScript(num_pieces=2500, gap_s=0.0)
+        with open_world(checks={"guard": check}, clouds=(script,)) as world:
+            assert world.stream(model="cloud", max_tokens=4000).is_done
+        assert len(service.questions) <= 4
+
+
 def test_each_choice_of_a_blocked_stream_ends(open_world: OpenWorld) -> None:
     with open_world(checks=checks("blocking", "after")) as world:
         streamed = world.stream(model="large", n=2)

@@ -93,7 +93,9 @@ def test_a_service_without_a_verdict_fails_its_request_only(
 
 
 @pytest.mark.slow_cases
-@pytest.mark.parametrize("name", ["raising", "lying", "mumbling", "sleeping", "hanging"])
+@pytest.mark.parametrize(
+    "name", ["raising", "lying", "stuttering", "mumbling", "sleeping", "hanging"]
+)
 def test_a_function_without_a_verdict(open_world: OpenWorld, name: str) -> None:
     closed = function(name, timeout_s=0.2)
     with open_world(checks=closed) as world:
