@@ -59,7 +59,8 @@ def _hook(name: str, check: CheckSettings) -> "Hook":
     from outrider.gateway.checks.hooks import FunctionHook, HttpHook
 
     if check.url is not None:
-        return HttpHook(check.url, None if check.secret is None else secret_bytes(check.secret))
+        key = None if check.secret is None else secret_bytes(check.secret)
+        return HttpHook(check.url.get_secret_value(), key)
     if check.function is None:
         raise ValueError("neither url nor function is set")
     return FunctionHook(_function(name, check.function))

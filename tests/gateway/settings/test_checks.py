@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from outrider.gateway.settings.concealing import shown_settings
 from outrider.gateway.settings.tree import Settings, SettingsError
 from outrider.gateway.wiring.checks import build_checks, build_redaction
 
@@ -15,8 +16,8 @@ URL = "https://checks.example/verdict"
     [
         ({}, "checks.guard: set one of url, function and redact"),
         ({"url": URL, "redact": "email"}, "set one of"),
-        ({"url": "http://checks.example"}, "is not https"),
-        ({"url": "ftp://localhost"}, "must be an http or https address"),
+        ({"url": "http://checks.example"}, "https:// address"),
+        ({"url": "ftp://localhost"}, "https:// address"),
         ({"function": "module"}, "write MODULE:FUNCTION"),
         ({"redact": "email", "where": "after"}, "covers every request"),
         ({"redact": "email", "keys": "one"}, "covers every request"),
@@ -39,6 +40,13 @@ def test_presidio_names_its_extra() -> None:
     settings = Settings.model_validate({"checks": {"guard": {"redact": "email,presidio"}}})
     with pytest.raises(SettingsError, match=r"outrider\[presidio\]|spacy download"):
         build_redaction(settings)
+
+
+def test_the_address_of_a_service_is_not_shown() -> None:
+    """It often holds a token, and settings go to the audit log and the pages."""
+    check = {"url": f"{URL}?token=CANARY"}
+    settings = Settings.model_validate({"checks": {"guard": check}})
+    assert "CANARY" not in str(shown_settings(settings))
 
 
 def test_redaction_alone_asks_nobody() -> None:
