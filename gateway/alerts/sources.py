@@ -152,8 +152,9 @@ class Budgets:
                 continue
             period = now.strftime(_STAMPS[rule.period])
             place = "/".join((rule.scope, rule.owner, rule.model or "all", rule.name, period))
+            allowed = _amount(rule, rule.limit)  # a limit that is raised is told of anew
             yield Condition(
-                subject=f"budget/{place}/{passed[-1]:g}",
+                subject=f"budget/{place}/{passed[-1]:g}/{allowed:.12g}",
                 event="budget.reached",
                 is_trouble=True,
                 is_once=True,
@@ -165,7 +166,7 @@ class Budgets:
                     "period": period,
                     "share": passed[-1],
                     "used": _amount(rule, used),
-                    "allowed": _amount(rule, rule.limit),
+                    "allowed": allowed,
                 },
             )
 

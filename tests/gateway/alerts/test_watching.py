@@ -239,19 +239,21 @@ def test_budgets_are_told_of_by_their_largest_share(database: Database) -> None:
     charge(2, "small", 1, 0)
     first = next(iter(found()))
     assert first.startswith(f"key/{key}/all/tokens_per_day/")
-    assert first.endswith("/0.5")
-    day = first.removesuffix("/0.5")
+    assert first.endswith("/0.5/1000")
+    day = first.removesuffix("/0.5/1000")
     charge(3, "large", 400, 1_000_000)
     charge(4, "small", 1, 500_000_000)
     reached = found()
-    assert reached[f"{day}/0.8"] == (901, 1_000)
-    assert f"{day}/0.5" not in reached
+    assert reached[f"{day}/0.8/1000"] == (901, 1_000)
+    assert f"{day}/0.5/1000" not in reached
     large = day.replace("/all/tokens_per_day", "/large/usd_per_day")
-    assert reached[f"{large}/1"] == (0.001, 0.001)
-    monthly = f"team/{team.team_id}/all/usd_per_month/{day[-10:-3]}/0.5"
+    assert reached[f"{large}/1/0.001"] == (0.001, 0.001)
+    monthly = f"team/{team.team_id}/all/usd_per_month/{day[-10:-3]}/0.5/1"
     assert reached[monthly] == (0.501, 1.0)
     wall.now_s += 86_400  # a new day
     assert [*found()] == [monthly]
+    store.update_team(team.team_id, {"limits": LimitSpec(usd_per_month=1.002)})
+    assert [*found()] == [f"{monthly}.002"]  # a limit that was raised is told of anew
     weeks = LimitSpec(usd_per_week=0.5, usd_per_7_days=0.5, usd_per_month=1.0)
     store.update_team(team.team_id, {"limits": weeks})
     named = sorted(name.split("/")[3] for name in found())
