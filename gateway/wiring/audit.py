@@ -19,19 +19,21 @@ _ACTION = "gateway.settings"
 
 
 def record_settings(audit: AuditLog, settings: Settings) -> None:
-    """Record the settings where they are others than at this machine's last start. Blocks."""
+    """Record the settings where they are others than at the last start. Blocks.
+
+    That may have been of another machine: a cluster names each new one differently, and its
+    gateways are started alike.
+    """
     if audit.database is None:
         return
-    target = f"gateway/{socket.gethostname()}"
-    is_last = (audit_log.c.action == _ACTION) & (audit_log.c.target == target)
-    query = select(audit_log).where(is_last).order_by(audit_log.c.sequence.desc()).limit(1)
+    is_it = audit_log.c.action == _ACTION
+    query = select(audit_log).where(is_it).order_by(audit_log.c.sequence.desc()).limit(1)
     try:
         with audit.database.write() as connection:
             last = connection.execute(query).mappings().first()
             before = None if last is None else row_of(last).after
-            change = Change(
-                action=_ACTION, target=target, before=before, after=shown_settings(settings)
-            )
+            target, after = f"gateway/{socket.gethostname()}", shown_settings(settings)
+            change = Change(action=_ACTION, target=target, before=before, after=after)
             record(connection, change, time.time())
     except DatabaseError as error:
         logger.error("settings are missing in the audit log error=%s", error.detail)
