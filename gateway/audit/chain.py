@@ -150,5 +150,5 @@ def differences(before: Details, after: Details) -> tuple[dict[str, Any], dict[s
 
 
 def _word(text: str) -> str:
-    """Return a text that every database keeps as it is."""
-    return text.encode("ascii", "backslashreplace").decode().replace("\0", "\\0")[:_MAX_CHARS]
+    """Return a text that every database keeps as it is, and that a terminal can show."""
+    return text.encode("unicode_escape").decode()[:_MAX_CHARS]

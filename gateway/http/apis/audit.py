@@ -20,7 +20,7 @@ from outrider.gateway.tenancy.keys.authenticator import Authenticator
 
 MAX_PAGE: Final = 1000
 _AFTER: Final = AdminQuery(
-    name="after", description="Only changes behind this number.", most=2**53, default=0
+    name="after", description="Only changes behind this number.", most=2**53, default=0, least=0
 )
 _LIMIT: Final = AdminQuery(
     name="limit", description="How many at most.", most=MAX_PAGE, default=100
@@ -84,6 +84,6 @@ class AuditApi(AdminHandlers):
     @admin("GET", "/admin/audit", "A page of the changes.", queries=(_AFTER, _LIMIT))
     async def list_changes(self, call: AdminCall) -> AuditList:
         """Return a page of the changes."""
-        after, limit = call.number(_AFTER) or 0, call.number(_LIMIT) or MAX_PAGE
+        after, limit = call.number(_AFTER) or 0, call.number(_LIMIT) or 0
         rows = await asyncio.to_thread(self._log.page, after=after, limit=limit + 1)
         return AuditList(data=[*map(audit_report, rows[:limit])], has_more=len(rows) > limit)

@@ -51,19 +51,20 @@ _MAX_TEXT_CHARS: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminQuery:
-    """A whole number in the address, from 1 to `most`, or a text where that is None."""
+    """A whole number in the address, up to `most`, or a text where that is None."""
 
     name: str
     description: str
     most: int | None = None
     default: int | None = None
+    least: int = 1
 
     @property
     def parameter(self) -> dict[str, Any]:
         """Describe it for /openapi.json."""
         schema: dict[str, Any] = {"type": "string", "maxLength": _MAX_TEXT_CHARS}
         if self.most is not None:
-            schema = {"type": "integer", "minimum": 1, "maximum": self.most}
+            schema = {"type": "integer", "minimum": self.least, "maximum": self.most}
         if self.default is not None:
             schema["default"] = self.default
         return _parameter("query", self.name, self.description, schema)
@@ -102,9 +103,10 @@ class AdminCall:
         if text is None or most is None:
             return query.default
         is_number = text.isascii() and text.isdigit()
-        if not is_number or not 1 <= int(text[:_MOST_DIGITS]) <= most:
+        if not is_number or not query.least <= int(text[:_MOST_DIGITS]) <= most:
             raise BadRequestError(
-                f"{query.name} must be a whole number from 1 to {most}.", param=query.name
+                f"{query.name} must be a whole number from {query.least} to {most}.",
+                param=query.name,
             )
         return int(text)
 

@@ -58,6 +58,7 @@ def test_who_changed_what_can_be_asked(http: TestClient) -> None:
     page = http.get("/admin/audit?limit=1", headers=BOSS).json()
     assert (page["data"], page["has_more"]) == ([created], True)
     assert changes(http, after=1) == [revoked]
+    assert changes(http, after=0) == [created, revoked]
     assert http.get("/admin/audit?after=x", headers=BOSS).json()["error"]["param"] == "after"
 
 

@@ -221,12 +221,13 @@ def test_erased_details_leave_the_chain_whole(database: Database) -> None:
 
 
 def test_any_text_can_be_recorded(database: Database) -> None:
-    with database.write() as connection, acting("user/\udcff\0ü@host"):
+    with database.write() as connection, acting("user/\udcff\0\x1b[2Jü@host"):
         after = {"name": "\0 \ud800 漢"}
         record(connection, Change(action="a", target="prompts/\0", after=after), 0.1 + 0.2)
     (row,) = rows_of(database)
     assert row.after == {"name": "\0 \ud800 漢"}
-    assert (row.actor, row.target) == ("user/\\udcff\\0\\xfc@host", "prompts/\\0")
+    actor = "user/\\udcff\\x00\\x1b[2J\\xfc@host"
+    assert (row.actor, row.target) == (actor, "prompts/\\x00")
     assert verify_chain(database).faults == ()
 
 
