@@ -16,10 +16,17 @@ class Subject:
     """The id of a team, or of a key without one."""
     key_ids: frozenset[str] = frozenset()
     """The tenant's keys."""
+    person_ids: frozenset[str] = frozenset()
+    """What stands in the place of a key's id for the end user, or the tenant's, who signed in."""
     cache_salts: frozenset[str] = frozenset()
-    """Of the tenant's prefix caches."""
+    """Of prefix caches that are the subject's alone."""
     end_user: str | None = None
-    """As requests name them."""
+    """As requests name them, or `ISSUER:SUBJECT`."""
+
+    @property
+    def own_ids(self) -> frozenset[str]:
+        """The ids of keys and people of which all goes."""
+        return self.person_ids | (self.key_ids if self.end_user is None else frozenset())
 
     @property
     def targets(self) -> list[str]:

@@ -7,17 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from outrider.gateway.telemetry.capture import captured_files
+from outrider.gateway.telemetry.redaction import redact_text
 
 
-def erase_captured(folder: Path, key_ids: Collection[str], end_user: str | None = None) -> int:
-    """Remove the lines of these keys, and of this end user only; no keys: of any key.
+def erase_captured(
+    folder: Path,
+    own_ids: Collection[str],
+    end_user: str | None = None,
+    key_ids: Collection[str] | None = None,
+) -> int:
+    """Remove the lines of `own_ids`, and of an end user of the keys `key_ids`; None: of any key.
 
-    Lines that cannot be read go, too. Returns the number of lines removed. Raises OSError.
+    Lines that cannot be read go, too, and those whose end user was redacted to the same text.
+    Returns the number of lines removed. Raises OSError.
     """
+    names = set() if end_user is None else {end_user, redact_text(end_user)}
     num_removed = 0
     for path in captured_files(folder):
         lines = path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if not _is_wanted(line, key_ids, end_user)]
+        kept = [line for line in lines if not _is_wanted(line, own_ids, names, key_ids)]
         if len(kept) == len(lines):
             continue
         num_removed += len(lines) - len(kept)
@@ -29,13 +37,18 @@ def erase_captured(folder: Path, key_ids: Collection[str], end_user: str | None 
     return num_removed
 
 
-def _is_wanted(line: bytes, key_ids: Collection[str], end_user: str | None) -> bool:
+def _is_wanted(
+    line: bytes,
+    own_ids: Collection[str],
+    names: Collection[str],
+    key_ids: Collection[str] | None,
+) -> bool:
     try:
         document: dict[str, Any] = json.loads(line)
-        is_of_keys = not key_ids or document["key"] in key_ids
-        request = document["request"]
+        key_id, request = document["key"], document["request"]
         users = {request.get(name) for name in ("user", "safety_identifier")}
         users.add((request.get("metadata") or {}).get("user_id"))
     except (ValueError, KeyError, AttributeError, TypeError):
         return True
-    return is_of_keys and (end_user is None or end_user in users)
+    is_theirs = not users.isdisjoint(names) and (key_ids is None or key_id in key_ids)
+    return key_id in own_ids or is_theirs

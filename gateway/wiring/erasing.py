@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, select, update
+from sqlalchemy import ColumnElement, Table, case, select, update
 
 from outrider.gateway.audit.erasing import ERASED, ErasableStore, Subject
 from outrider.gateway.settings.tree import Settings
@@ -24,7 +24,8 @@ def erasable_stores(settings: Settings, database: Database) -> Iterator[Erasable
     """Yield every store that outlives a gateway. Raises SettingsError."""
     erase_ledger = partial(_erase_ledger, settings, database)
     yield ErasableStore(name="ledger rows", erase=erase_ledger, has_end_users=True)
-    yield ErasableStore(name="feedback", erase=partial(_erase_feedback, database))
+    erase_feedback = partial(_erase_feedback, database)
+    yield ErasableStore(name="feedback", erase=erase_feedback, has_end_users=True)
     yield ErasableStore(name="audit details", erase=partial(_erase_audit, database))
     erase = partial(_erase_batches, settings, database)
     yield ErasableStore(name="files and batches", erase=erase)
@@ -37,7 +38,8 @@ def erasable_stores(settings: Settings, database: Database) -> Iterator[Erasable
         yield ErasableStore(name="answers in Redis", erase=erase, has_end_users=True)
     folder = settings.engine.kv_folder
     if folder is not None and folder.expanduser().is_dir():
-        yield ErasableStore(name="keys and values", erase=partial(_erase_extents, settings))
+        erase = partial(_erase_extents, settings)
+        yield ErasableStore(name="keys and values", erase=erase, has_end_users=True)
 
 
 def _erase_ledger(settings: Settings, database: Database, subject: Subject) -> int:
@@ -45,19 +47,21 @@ def _erase_ledger(settings: Settings, database: Database, subject: Subject) -> i
     ledger = tables.ledger
     is_own: ColumnElement[bool] = ledger.c.key_id.in_(subject.key_ids)
     is_own |= ledger.c.team_id == subject.tenant
-    values: dict[str, Any] = {"end_user": "", "client_request_id": ""}
+    values: dict[str, Any] = {"end_user": "", "client_request_id": "", "key_id": ERASED}
     if subject.end_user is None:
-        values |= {"key_id": ERASED, "team_id": None}
+        values["team_id"] = None
     else:  # in either form: the setting may have been changed
         digest = key_hasher(settings, database).end_user_digest(subject.end_user)
-        is_theirs = ledger.c.end_user.in_([printable(subject.end_user), digest])
+        is_person = ledger.c.key_id.in_(subject.person_ids)
+        values["key_id"] = case((is_person, ERASED), else_=ledger.c.key_id)
+        is_theirs = is_person | ledger.c.end_user.in_([printable(subject.end_user), digest])
         is_own = is_theirs if subject.tenant is None else is_theirs & is_own
     return _erase_rows(database, ledger, is_own, ledger.c.row_id, values)
 
 
 def _erase_feedback(database: Database, subject: Subject) -> int:
     feedback = tables.feedback
-    is_own = feedback.c.key_id.in_(subject.key_ids)
+    is_own = feedback.c.key_id.in_(subject.own_ids)
     values = {"key_id": ERASED, "label": ""}
     return _erase_rows(database, feedback, is_own, feedback.c.request_id, values)
 
@@ -90,7 +94,8 @@ def _erase_batches(settings: Settings, database: Database, subject: Subject) -> 
 
 
 def _erase_captured(folder: Path, subject: Subject) -> int:
-    return erase_captured(folder, subject.key_ids, subject.end_user)
+    key_ids = None if subject.tenant is None else subject.key_ids
+    return erase_captured(folder, subject.own_ids, subject.end_user, key_ids)
 
 
 def _erase_redis(settings: Settings, subject: Subject) -> int:
@@ -120,5 +125,7 @@ def _erase_extents(settings: Settings, subject: Subject) -> int:
     if folder is None:
         return 0
     owners = {owner_tag(salt) for salt in subject.cache_salts}
-    num_prompts = erase_named_prompts(folder, subject.tenant or "")
-    return num_prompts + erase_owners(folder, open_seal(settings), owners)
+    num_removed = erase_owners(folder, open_seal(settings), owners) if owners else 0
+    if subject.tenant is not None and subject.end_user is None:
+        num_removed += erase_named_prompts(folder, subject.tenant)
+    return num_removed

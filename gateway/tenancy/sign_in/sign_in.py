@@ -151,8 +151,7 @@ class SignIn:
         grants = [settings.grants[name] for name in identity.grants if name in settings.grants]
         scopes, named = scopes_of(grants), team_of(grants)
         name = f"{issuer.name}:{identity.end_user}"
-        whole = hashlib.sha256(f"{settings.url}\0{identity.end_user}".encode()).hexdigest()
-        key_id = SIGNED_IN_PREFIX + whole[:28]
+        key_id = signed_in_id(settings.url, identity.end_user)
         if named is None and (scopes.is_admin or scopes.reads_metrics):
             # It administrates and generates nothing, as the admin token does.
             scopes = replace(scopes, models=frozenset(), tiers=frozenset())
@@ -173,6 +172,11 @@ class SignIn:
             labels=team.labels,
             end_user=name,
         )
+
+
+def signed_in_id(url: str, end_user: str) -> str:
+    """Return what stands in the place of a key's id for who signed in; `url`: of the issuer."""
+    return SIGNED_IN_PREFIX + hashlib.sha256(f"{url}\0{end_user}".encode()).hexdigest()[:28]
 
 
 def identity_of(issuer: Issuer, claims: Mapping[str, Any]) -> Identity:

@@ -58,7 +58,7 @@ def erase(
         from outrider.gateway.tenancy.keys.key_parts import key_store
 
         store = key_store(settings, opened)
-        subject = _subject(settings, store, tenant, end_user)
+        subject = _subject(settings, opened, store, tenant, end_user)
         whose = f"end user {end_user!r}" if end_user else f"tenant {subject.tenant}"
         confirm(f"Erase what is kept of {whose}, for ever?", yes=yes)
         if subject.tenant is not None and end_user is None:
@@ -68,17 +68,35 @@ def erase(
 
 
 def _subject(
-    settings: Settings, store: "KeyStore", tenant: str | None, end_user: str | None
+    settings: Settings,
+    database: "Database",
+    store: "KeyStore",
+    tenant: str | None,
+    end_user: str | None,
 ) -> "Subject":
     """Return whose data are meant. Raises NotFoundError, and SettingsError for a team's key."""
     from outrider.gateway.audit.erasing import Subject
+
+    tenant_id, key_ids = (None, frozenset()) if tenant is None else _tenant(store, tenant)
+    people = _people(settings, database, tenant_id, end_user)
+    shared = [tenant_id] if tenant_id is not None and end_user is None else []
+    owners = [f"{team_id}\0{person_id}" for team_id, person_id in people] + shared
+    salts = map(store.hasher.cache_salt, owners) if settings.isolate_tenants else [""] * len(shared)
+    return Subject(
+        tenant=tenant_id,
+        key_ids=key_ids,
+        person_ids=frozenset(person_id for _, person_id in people),
+        cache_salts=frozenset(salts),
+        end_user=end_user,
+    )
+
+
+def _tenant(store: "KeyStore", tenant: str) -> tuple[str, frozenset[str]]:
+    """Return a tenant's id and its keys. Raises NotFoundError, and SettingsError."""
     from outrider.gateway.contract.errors.tree import NotFoundError
 
-    if tenant is None:
-        return Subject(end_user=end_user)
     try:
         tenant_id = store.find_team(tenant).team_id
-        key_ids = frozenset(key.key_id for key in store.load().keys if key.team_id == tenant_id)
     except NotFoundError:
         found = store.find(tenant)
         if found.team_id is not None:
@@ -86,11 +104,34 @@ def _subject(
                 f"the key {found.key_id} is in the team {found.team_id}, which is the tenant: "
                 f"--tenant {found.team_id}"
             ) from None
-        tenant_id, key_ids = found.key_id, frozenset({found.key_id})
-    salt = store.hasher.cache_salt(tenant_id) if settings.isolate_tenants else ""
-    return Subject(
-        tenant=tenant_id, key_ids=key_ids, cache_salts=frozenset({salt}), end_user=end_user
-    )
+        return found.key_id, frozenset({found.key_id})
+    return tenant_id, frozenset(key.key_id for key in store.load().keys if key.team_id == tenant_id)
+
+
+def _people(
+    settings: Settings, database: "Database", tenant_id: str | None, end_user: str | None
+) -> list[tuple[str, str]]:
+    """Return team and id of the people who signed in and are meant, as the ledger has them."""
+    from sqlalchemy import select
+
+    from outrider.gateway.storage.tables import ledger
+    from outrider.gateway.tenancy.keys.keys import SIGNED_IN_PREFIX
+    from outrider.gateway.tenancy.sign_in.sign_in import signed_in_id
+
+    team_id, key_id = ledger.c.team_id, ledger.c.key_id
+    query = select(team_id, key_id).distinct().where(key_id.startswith(SIGNED_IN_PREFIX))
+    if tenant_id is not None:
+        query = query.where(team_id == tenant_id)
+    found = []
+    if end_user is not None:
+        name, _, subject = end_user.partition(":")
+        if (issuer := settings.sign_in.issuers.get(name)) is None:
+            return []
+        person_id = signed_in_id(issuer.url, subject)
+        found = [(tenant_id or "", person_id)]
+        query = query.where(key_id == person_id)
+    with database.read() as connection:
+        return found + [(row[0] or "", row[1]) for row in connection.execute(query)]
 
 
 def _erase(settings: Settings, database: "Database", subject: "Subject") -> None:

@@ -74,7 +74,7 @@ class Conversations:
         if response_id is None:
             return Earlier()
         stored = await self.find(caller.principal, response_id)
-        if stored is None or stored.end_user != request.end_user:
+        if stored is None or stored.end_user != _end_user(request, caller):
             raise BadRequestError(
                 f"Previous response with id {response_id[:_MAX_QUOTED_CHARS]!r} not found.",
                 param=_PARAM,
@@ -113,7 +113,7 @@ class Conversations:
             if response_id not in outputs and len(outputs) < _MAX_REFERENCED:
                 stored = await self.find(caller.principal, response_id)
                 outputs[response_id] = []
-                if stored is not None and stored.end_user == request.end_user:
+                if stored is not None and stored.end_user == _end_user(request, caller):
                     num_bytes += stored.num_bytes
                     caller.reserve(num_bytes)
                     outputs[response_id] = _said(stored.response)
@@ -155,7 +155,7 @@ class Conversations:
         return StoredAnswer(
             self.store,
             caller.principal,
-            end_user=request.end_user,
+            end_user=_end_user(request, caller),
             input_items=b"[" + _joined(earlier.written, added[1:-1]) + b"]",
         )
 
@@ -249,6 +249,11 @@ def _no_item(index: int, item_id: str) -> BadRequestError:
         f"{param}: Item with id {item_id[:_MAX_QUOTED_CHARS]!r} not found. Send the item itself.",
         param=param,
     )
+
+
+def _end_user(request: ResponsesFields, caller: Caller) -> str | None:
+    """Return whose a response is: who signed in, else whom the request names."""
+    return caller.principal.end_user or request.end_user
 
 
 def _joined(*parts: bytes) -> bytes:

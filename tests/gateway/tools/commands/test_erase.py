@@ -30,6 +30,7 @@ from outrider.gateway.telemetry.capture import Exchange, build_capture
 from outrider.gateway.tenancy.keys.key_parts import key_store
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.gateway.tenancy.limits.redis_store import RedisStore, redis_client
+from outrider.gateway.tenancy.sign_in.sign_in import signed_in_id
 from tests.databases import with_tables
 from tests.engine.cache.test_extent_folder import ABOUT, chain, extent_of, folder_of
 from tests.gateway.tenancy.ledger.ledgers import row
@@ -175,6 +176,77 @@ def test_an_end_user_is_erased_beside_others_of_the_tenant(
     assert "ledger rows: 1" in outrider("erase --end-user zoe --yes").stdout
     assert "three" in (texts / "capture-2001-09-09.jsonl").read_text()
     assert json.loads(outrider("keys list --json").stdout)[0]["status"] == "active"
+
+
+SIGN_IN = """
+[sign_in.issuers.corp]
+url = "https://id.example"
+audience = "outrider"
+[sign_in.issuers.corp.grants.all]
+team = "red"
+"""
+
+
+def test_of_people_who_signed_in_nothing_is_left(
+    outrider: Invoke, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no key: the ledger, captured texts and files have a digest in its place."""
+    (tmp_path / "outrider.toml").write_text(SIGN_IN)
+    monkeypatch.setenv("OUTRIDER_CONFIG", str(tmp_path / "outrider.toml"))
+    outrider("keys team create --name red")
+    with closing(Database(url)) as database:
+        team_id = key_store(load_settings(), database).find_team("red").team_id
+    people = [signed_in_id("https://id.example", name) for name in ("ann", "bob")]
+    texts = tmp_path / "texts"
+    capture(texts, *(exchange(person, person) for person in (*people, "other")))
+    monkeypatch.setenv("OUTRIDER_TELEMETRY__CAPTURE__FOLDER", str(texts))
+    monkeypatch.setenv("OUTRIDER_ENGINE__KV_FOLDER", str(tmp_path / "kv"))
+    monkeypatch.setenv("OUTRIDER_ENGINE__KV_FOLDER_KEY", str(tmp_path / "kv.key"))
+    folder = folder_of(tmp_path / "kv", seal=Seal(read_key(tmp_path / "kv.key")))
+    space = folder.space(ABOUT)
+    with closing(Database(url)) as database:
+        hasher = key_store(load_settings(), database).hasher
+        facts = [{"key_id": person, "team_id": team_id} for person in people]
+        users = [{"end_user": f"corp:{name}"} for name in ("ann", "bob")]
+        store(database, [row(i, **facts[i], **users[i]) for i in range(2)])
+        with database.write() as connection:
+            connection.execute(insert(tables.feedback).values(feedback_of(people[0], "r")))
+    for number, person in enumerate(people):
+        extent = extent_of(chain(number), 0, 4)
+        owner = owner_tag(hasher.cache_salt(f"{team_id}\0{person}"))
+        header = replace(extent.header, owner=owner)
+        folder.write(space, Extent(header=header, payload=extent.payload))
+    done = outrider("erase --end-user corp:ann --yes")
+    assert [line.split(": ") for line in done.stdout.splitlines()] == [
+        ["ledger rows", "1"],
+        ["feedback", "1"],
+        ["captured texts", "1"],
+        ["keys and values", "1"],
+    ]
+    assert files_with(tmp_path, people[0]) == files_with(tmp_path, "corp:ann") == []
+    done = outrider("erase --tenant red --wait 0 --yes")
+    assert files_with(tmp_path, people[1]) == files_with(tmp_path, "corp:bob") == []
+    assert [*stored_extents(space.folder)] == []
+    assert "other" in (texts / "capture-2001-09-09.jsonl").read_text()
+
+
+def test_a_team_without_keys_takes_nobody_elses_texts_along(
+    outrider: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outrider("keys team create --name red")
+    capture(tmp_path / "texts", exchange("other", "stays", user="alice"))
+    monkeypatch.setenv("OUTRIDER_TELEMETRY__CAPTURE__FOLDER", str(tmp_path / "texts"))
+    assert "texts: 0" in outrider("erase --end-user alice --tenant red --yes").stdout
+    assert "texts: 0" in outrider("erase --tenant red --wait 0 --yes").stdout
+
+
+def test_an_end_user_named_by_a_mail_address_is_erased(
+    outrider: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captured texts are redacted, and so is the end user whom they name."""
+    capture(tmp_path / "texts", exchange("app", "hers", user="ann@example.com"))
+    monkeypatch.setenv("OUTRIDER_TELEMETRY__CAPTURE__FOLDER", str(tmp_path / "texts"))
+    assert "texts: 1" in outrider("erase --end-user ann@example.com --yes").stdout
 
 
 def test_keys_and_values_of_a_tenant_are_erased(
