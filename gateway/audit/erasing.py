@@ -1,6 +1,5 @@
-"""Erasure of a tenant or an end user: whose data are meant, and what each store must be able to."""
+"""Erasure of a tenant or an end user: whose data are meant."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,15 +35,3 @@ class Subject:
         kinds = ("team", "prompts")
         own = [f"{kind}/{self.tenant}" for kind in kinds]
         return own + [f"key/{key_id}" for key_id in sorted(self.key_ids)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErasableStore:
-    """A place that keeps data of tenants."""
-
-    name: str
-    erase: Callable[[Subject], int]
-    """Removes what is the subject's, or takes its identity away; returns how much. Blocks. Called
-    again it finds nothing."""
-    has_end_users: bool = False
-    """It knows whose an end user's data are."""

@@ -1,14 +1,12 @@
 """The stores that keep data of tenants, as the settings have them, for `outrider erase`."""
 
 import asyncio
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Table, case, select, update
 
-from outrider.gateway.audit.erasing import ERASED, ErasableStore, Subject
+from outrider.gateway.audit.erasing import ERASED, Subject
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.storage import tables
 from outrider.gateway.storage.database import Database
@@ -18,28 +16,6 @@ from outrider.gateway.tenancy.ledger.row import printable
 
 _ROWS_AT_ONCE = 2000
 _TIMEOUT_S = 10.0
-
-
-def erasable_stores(settings: Settings, database: Database) -> Iterator[ErasableStore]:
-    """Yield every store that outlives a gateway. Raises SettingsError."""
-    erase_ledger = partial(_erase_ledger, settings, database)
-    yield ErasableStore(name="ledger rows", erase=erase_ledger, has_end_users=True)
-    erase_feedback = partial(_erase_feedback, database)
-    yield ErasableStore(name="feedback", erase=erase_feedback, has_end_users=True)
-    yield ErasableStore(name="audit details", erase=partial(_erase_audit, database))
-    erase = partial(_erase_batches, settings, database)
-    yield ErasableStore(name="files and batches", erase=erase)
-    capture = settings.telemetry.capture.folder
-    if capture is not None and capture.is_dir():
-        erase = partial(_erase_captured, capture)
-        yield ErasableStore(name="captured texts", erase=erase, has_end_users=True)
-    if settings.redis_url is not None:
-        erase = partial(_erase_redis, settings)
-        yield ErasableStore(name="answers in Redis", erase=erase, has_end_users=True)
-    folder = settings.engine.kv_folder
-    if folder is not None and folder.expanduser().is_dir():
-        erase = partial(_erase_extents, settings)
-        yield ErasableStore(name="keys and values", erase=erase, has_end_users=True)
 
 
 def _erase_ledger(settings: Settings, database: Database, subject: Subject) -> int:
@@ -59,14 +35,14 @@ def _erase_ledger(settings: Settings, database: Database, subject: Subject) -> i
     return _erase_rows(database, ledger, is_own, ledger.c.row_id, values)
 
 
-def _erase_feedback(database: Database, subject: Subject) -> int:
+def _erase_feedback(_: Settings, database: Database, subject: Subject) -> int:
     feedback = tables.feedback
     is_own = feedback.c.key_id.in_(subject.own_ids)
     values = {"key_id": ERASED, "label": ""}
     return _erase_rows(database, feedback, is_own, feedback.c.request_id, values)
 
 
-def _erase_audit(database: Database, subject: Subject) -> int:
+def _erase_audit(_: Settings, database: Database, subject: Subject) -> int:
     """Remove details of changes; the row of the erasure says that they were there."""
     log = tables.audit_log
     is_own = log.c.target.in_(subject.targets) & log.c.details.is_not(None)
@@ -90,16 +66,23 @@ def _erase_rows(
 def _erase_batches(settings: Settings, database: Database, subject: Subject) -> int:
     from outrider.gateway.wiring.batches import batch_store
 
-    return 0 if subject.tenant is None else batch_store(settings, database).erase(subject.tenant)
+    if subject.tenant is None or subject.end_user is not None:
+        return 0  # files do not say whose requests are in them
+    return batch_store(settings, database).erase(subject.tenant)
 
 
-def _erase_captured(folder: Path, subject: Subject) -> int:
+def _erase_captured(settings: Settings, _: Database, subject: Subject) -> int:
+    folder = settings.telemetry.capture.folder
+    if folder is None or not folder.is_dir():
+        return 0
     key_ids = None if subject.tenant is None else subject.key_ids
     return erase_captured(folder, subject.own_ids, subject.end_user, key_ids)
 
 
-def _erase_redis(settings: Settings, subject: Subject) -> int:
+def _erase_redis(settings: Settings, _: Database, subject: Subject) -> int:
     """Remove stored responses, and all cached answers: those do not say whose they are."""
+    if settings.redis_url is None:
+        return 0
     from outrider.gateway.answering.caching.redis_store import erase_answers
     from outrider.gateway.http.apis.responses.redis_responses import erase_responses
     from outrider.gateway.tenancy.limits.redis_store import RedisStore, redis_client
@@ -116,12 +99,13 @@ def _erase_redis(settings: Settings, subject: Subject) -> int:
     return asyncio.run(erase())
 
 
-def _erase_extents(settings: Settings, subject: Subject) -> int:
+def _erase_extents(settings: Settings, _: Database, subject: Subject) -> int:
     from outrider.engine.cache.block_pool import owner_tag
     from outrider.engine.cache.extent_erasing import erase_named_prompts, erase_owners
     from outrider.gateway.wiring.kv_folder import open_folder, open_seal
 
-    folder = open_folder(settings)
+    place = settings.engine.kv_folder
+    folder = open_folder(settings) if place and place.expanduser().is_dir() else None
     if folder is None:
         return 0
     owners = {owner_tag(salt) for salt in subject.cache_salts}
@@ -129,3 +113,18 @@ def _erase_extents(settings: Settings, subject: Subject) -> int:
     if subject.tenant is not None and subject.end_user is None:
         num_removed += erase_named_prompts(folder, subject.tenant)
     return num_removed
+
+
+STORES: Final[Mapping[str, Callable[[Settings, Database, Subject], int]]] = {
+    "ledger rows": _erase_ledger,
+    "feedback": _erase_feedback,
+    "audit details": _erase_audit,
+    "files and batches": _erase_batches,
+    "captured texts": _erase_captured,
+    "answers in Redis": _erase_redis,
+    "keys and values": _erase_extents,
+}
+"""What outlives a gateway, each with what removes a subject's, or takes its identity away.
+
+They return how much; called again they find nothing. They block.
+"""

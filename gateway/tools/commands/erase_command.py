@@ -138,13 +138,12 @@ def _erase(settings: Settings, database: "Database", subject: "Subject") -> None
     from outrider.gateway.audit.chain import Change
     from outrider.gateway.audit.log import AuditLog
     from outrider.gateway.audit.verifying import ERASE, TARGETS
-    from outrider.gateway.wiring.erasing import erasable_stores
+    from outrider.gateway.wiring.erasing import STORES
 
     counts: dict[str, int] = {}
-    for place in erasable_stores(settings, database):
-        if subject.end_user is None or place.has_end_users:
-            counts[place.name] = place.erase(subject)
-            typer.echo(f"{place.name}: {counts[place.name]:,}")
+    for name, erase in STORES.items():
+        counts[name] = erase(settings, database, subject)
+        typer.echo(f"{name}: {counts[name]:,}")
     target = f"tenant/{subject.tenant or 'all'}" + ("/end-user" if subject.end_user else "")
     after = {TARGETS: subject.targets, "counts": counts}
     AuditLog(database).append(Change(action=ERASE, target=target, after=after))

@@ -20,24 +20,22 @@ def retention(config: ConfigFile = None, as_json: AsJson = False) -> None:
     with user_errors(usage=(SettingsError,)):
         settings = load_settings(config_file=config)
     rows = [(kept, kept_s(settings, kept)) for kept in KEPT]
+    documents = [
+        {
+            "what": kept.what,
+            "where": kept.where,
+            "setting": kept.setting and ".".join(kept.setting),
+            "seconds": seconds,
+            "kept": kept.otherwise if seconds is None else _told(seconds),
+        }
+        for kept, seconds in rows
+    ]
     if as_json:
-        echo_json(
-            [
-                {
-                    "what": kept.what,
-                    "where": kept.where,
-                    "setting": kept.setting and ".".join(kept.setting),
-                    "seconds": seconds,
-                    "kept": kept.otherwise if seconds is None else _told(seconds),
-                }
-                for kept, seconds in rows
-            ]
-        )
+        echo_json(documents)
         return
-    for kept, seconds in rows:
-        told = kept.otherwise if seconds is None else _told(seconds)
-        setting = "" if kept.setting is None else f"  [{'.'.join(kept.setting)}]"
-        typer.echo(f"{kept.what}: {told}, {kept.where}{setting}")
+    for each in documents:
+        setting = f"  [{each['setting']}]" if each["setting"] else ""
+        typer.echo(f"{each['what']}: {each['kept']}, {each['where']}{setting}")
 
 
 def _told(seconds: float) -> str:

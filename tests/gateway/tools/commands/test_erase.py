@@ -217,12 +217,8 @@ def test_of_people_who_signed_in_nothing_is_left(
         header = replace(extent.header, owner=owner)
         folder.write(space, Extent(header=header, payload=extent.payload))
     done = outrider("erase --end-user corp:ann --yes")
-    assert [line.split(": ") for line in done.stdout.splitlines()] == [
-        ["ledger rows", "1"],
-        ["feedback", "1"],
-        ["captured texts", "1"],
-        ["keys and values", "1"],
-    ]
+    found = [line.split(": ")[0] for line in done.stdout.splitlines() if line.endswith(": 1")]
+    assert found == ["ledger rows", "feedback", "captured texts", "keys and values"]
     assert files_with(tmp_path, people[0]) == files_with(tmp_path, "corp:ann") == []
     done = outrider("erase --tenant red --wait 0 --yes")
     assert files_with(tmp_path, people[1]) == files_with(tmp_path, "corp:bob") == []
