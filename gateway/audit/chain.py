@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, RowMapping, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from outrider.gateway.audit.actor import current_actor
 from outrider.gateway.storage.database import insert_new
@@ -23,6 +23,12 @@ FIRST_HASH: Final = "0" * 64
 """Stands before the first row."""
 _NONCE_BYTES: Final = 16
 _MAX_CHARS: Final = 256
+
+_HASHED: Final = (
+    *("sequence", "at", "actor", "action", "target", "request_id"),
+    *("details_hash", "previous_hash"),
+)
+"""What a row's hash covers."""
 
 Details = Mapping[str, Any]
 
@@ -84,21 +90,7 @@ class AuditRow:
     @property
     def computed_hash(self) -> str:
         """Return the hash that the row should have."""
-        return row_hash(
-            self.sequence,
-            self.at,
-            self.actor,
-            self.action,
-            self.target,
-            self.request_id,
-            self.details_hash,
-            self.previous_hash,
-        )
-
-
-def row_of(row: RowMapping) -> AuditRow:
-    """Return a row of the table."""
-    return AuditRow(**row)
+        return row_hash(*(getattr(self, name) for name in _HASHED))
 
 
 def row_hash(*fields: float | str) -> str:

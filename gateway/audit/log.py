@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from sqlalchemy import select
 
-from outrider.gateway.audit.chain import AuditRow, Change, record, row_of
+from outrider.gateway.audit.chain import AuditRow, Change, record
 from outrider.gateway.storage.database import Database
 from outrider.gateway.storage.tables import audit_log
 
@@ -56,7 +56,7 @@ class AuditLog:
         query = select(audit_log).where(audit_log.c.sequence > after)
         with self.database.read() as connection:
             found = connection.execute(query.order_by(audit_log.c.sequence).limit(limit))
-            return [row_of(row) for row in found.mappings()]
+            return [AuditRow(**row) for row in found.mappings()]
 
     def rows(self, *, since_s: float = 0.0) -> Iterator[AuditRow]:
         """Yield all rows from a time on, the oldest first. Blocks. Raises DatabaseError."""

@@ -56,12 +56,8 @@ def verify_chain(database: Database, known_hash: str | None = None) -> ChainChec
             found = fields.pop("head_sequence"), fields.pop("head_hash")
             head = None if found[0] is None else found
             faults += walk.faults(AuditRow(**fields))
-    faults += walk.last_faults()
-    sequence, head_hash = head or (0, FIRST_HASH)
-    if sequence > walk.sequence:
-        faults.append(f"rows {walk.sequence + 1} to {sequence} were removed at the end")
-    elif (sequence, head_hash) != (walk.sequence, walk.hash):
-        faults.append(f"the log should end with row {sequence} and the hash {head_hash}")
+            del faults[_MOST_FAULTS:]
+    faults += walk.last_faults(*(head or (0, FIRST_HASH)))
     return ChainCheck(
         num_rows=walk.num_rows,
         head_sequence=walk.sequence,
@@ -74,7 +70,7 @@ class _Walk:
     """Goes along the chain; yields what is wrong."""
 
     def __init__(self, known_hash: str | None) -> None:
-        self.sequence, self.hash, self.num_rows, self.num_faults = 0, FIRST_HASH, 0, 0
+        self.sequence, self.hash, self.num_rows = 0, FIRST_HASH, 0
         self._missing_hash = known_hash
         self._bare: dict[str, int] = {}  # rows without details, by their targets: the last ones
 
@@ -85,15 +81,18 @@ class _Walk:
         self.num_rows += 1
         if self._missing_hash == row.hash:
             self._missing_hash = None
-        self.num_faults += len(found)
-        return found if self.num_faults <= _MOST_FAULTS else []
+        return found
 
-    def last_faults(self) -> Iterator[str]:
-        """Say what no row was there for."""
+    def last_faults(self, sequence: int, head_hash: str) -> Iterator[str]:
+        """Say what no row was there for. The arguments are the head's."""
         if self._missing_hash is not None:
             yield f"no row has the hash {self._missing_hash}: rows were cut off, or written anew"
-        for target, sequence in self._bare.items():
-            yield f"row {sequence}: its details are gone, and no later row erases {target}"
+        for target, bare in self._bare.items():
+            yield f"row {bare}: its details are gone, and no later row erases {target}"
+        if sequence > self.sequence:
+            yield f"rows {self.sequence + 1} to {sequence} were removed at the end"
+        elif (sequence, head_hash) != (self.sequence, self.hash):
+            yield f"the log should end with row {sequence} and the hash {head_hash}"
 
     def _faults_of(self, row: AuditRow) -> Iterator[str]:
         expected = self.sequence + 1

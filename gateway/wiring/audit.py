@@ -6,7 +6,7 @@ import time
 
 from sqlalchemy import select
 
-from outrider.gateway.audit.chain import Change, record, row_of
+from outrider.gateway.audit.chain import AuditRow, Change, record
 from outrider.gateway.audit.log import AuditLog
 from outrider.gateway.settings.concealing import shown_settings
 from outrider.gateway.settings.tree import Settings
@@ -31,7 +31,7 @@ def record_settings(audit: AuditLog, settings: Settings) -> None:
     try:
         with audit.database.write() as connection:
             last = connection.execute(query).mappings().first()
-            before = None if last is None else row_of(last).after
+            before = None if last is None else AuditRow(**last).after
             target, after = f"gateway/{socket.gethostname()}", shown_settings(settings)
             change = Change(action=_ACTION, target=target, before=before, after=after)
             record(connection, change, time.time())
