@@ -24,10 +24,19 @@ _CLOSING_S: Final = 5.0
 _TRIED_AGAIN: Final = frozenset({408, 425, 429})
 
 
-def signature(key: bytes, alert_id: str, timestamp: int, body: bytes) -> str:
-    """Return the header's value: `v1,` and HMAC-SHA256 in base64 of id, time and body."""
-    signed = b".".join((alert_id.encode(), str(timestamp).encode(), body))
-    return "v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+HEADERS: Final = {"content-type": "application/json", "user-agent": "outrider"}
+
+
+def signed(key: bytes, message_id: str, now_s: float, body: bytes) -> dict[str, str]:
+    """Return the headers of Standard Webhooks: HMAC-SHA256 over id, time and body."""
+    moment = str(int(now_s))
+    text = b".".join((message_id.encode(), moment.encode(), body))
+    mac = base64.b64encode(hmac.digest(key, text, "sha256")).decode()
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": moment,
+        "webhook-signature": f"v1,{mac}",
+    }
 
 
 class Webhook:
@@ -95,14 +104,8 @@ class Webhook:
         """
         import aiohttp  # takes a while, and most gateways send no alerts
 
-        body, timestamp = alert.body, int(self._wall_clock())
-        headers = {
-            "content-type": "application/json",
-            "user-agent": "outrider",
-            "webhook-id": alert.alert_id,
-            "webhook-timestamp": str(timestamp),
-            "webhook-signature": signature(self._key, alert.alert_id, timestamp, body),
-        }
+        body = alert.body
+        headers = HEADERS | signed(self._key, alert.alert_id, self._wall_clock(), body)
         try:
             async with aiohttp.ClientSession(
                 cookie_jar=aiohttp.DummyCookieJar(),

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 
+from outrider.gateway.alerts.delivery import HEADERS, signed
+
 if TYPE_CHECKING:  # at run time it takes 0.2 s, and functions need none of it
     import aiohttp
 
@@ -54,17 +56,10 @@ class Hook(Protocol):
 class HttpHook:
     """A service. For one event loop; its connections are kept open."""
 
-    def __init__(
-        self,
-        url: str,
-        key: bytes | None = None,
-        *,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, url: str, key: bytes | None = None) -> None:
         """`key` signs the questions, in the form of Standard Webhooks (standardwebhooks.com)."""
         self._url = url
         self._key = key
-        self._wall_clock = wall_clock
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(self, question: Question) -> Verdict:
@@ -97,11 +92,7 @@ class HttpHook:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None),  # the check's is around all of it
             auto_decompress=False,
-            headers={
-                "content-type": "application/json",
-                "user-agent": "outrider",
-                "accept-encoding": "identity",
-            },
+            headers=HEADERS | {"accept-encoding": "identity"},
         )
         return self._session
 
@@ -109,14 +100,7 @@ class HttpHook:
         """Return the signature's headers."""
         if self._key is None:
             return {}
-        from outrider.gateway.alerts.delivery import signature
-
-        name, moment = f"msg_{uuid.uuid4().hex}", int(self._wall_clock())
-        return {
-            "webhook-id": name,
-            "webhook-timestamp": str(moment),
-            "webhook-signature": signature(self._key, name, moment, body),
-        }
+        return signed(self._key, f"msg_{uuid.uuid4().hex}", time.time(), body)
 
 
 class FunctionHook:

@@ -9,7 +9,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from outrider.gateway.alerts.conditions import Alert
-from outrider.gateway.alerts.delivery import Webhook, signature
+from outrider.gateway.alerts.delivery import Webhook, signed
 from outrider.gateway.settings.tree import SettingsError, load_settings
 from tests.gateway.alerts.receiver import SECRET, Receiver, receiving
 from tests.gateway.waiting import until
@@ -20,8 +20,9 @@ ALERT = Alert(event="breaker.opened", at_s=1_000.5, data={"tier": "cloud"})
 def test_the_signature_is_that_of_standard_webhooks() -> None:
     key = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     body = b'{"test": 2432232314}'
-    found = signature(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body)
-    assert found == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    found = signed(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330.5, body)
+    assert found["webhook-timestamp"] == "1614265330"
+    assert found["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 async def no_time(_: float) -> None:
