@@ -22,8 +22,6 @@ _MAX_TRIES: Final = 8
 """With delays that double: about two minutes."""
 _CLOSING_S: Final = 5.0
 _TRIED_AGAIN: Final = frozenset({408, 425, 429})
-
-
 HEADERS: Final = {"content-type": "application/json", "user-agent": "outrider"}
 
 

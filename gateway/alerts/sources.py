@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -19,9 +19,6 @@ from outrider.gateway.tenancy.limits.windows import ClockTimes
 from outrider.gateway.upstream.replicas import ReplicaSet
 from outrider.router.guard import RouteGuard
 
-_EVERY_S: Final = 1.0
-_IDLE_TIMES: Final = 50.0
-"""So many times as long as reading the ledger took, it is left alone: it takes 2 % of the time."""
 _STAMPS: Final = {
     **{"day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"},
     **{"7_days": "%Y-%m-%d", "30_days": "%Y-%m-%d"},
@@ -91,84 +88,68 @@ def drift(guard: RouteGuard) -> Source:
     return look
 
 
-class Budgets:
-    """Watches what keys and teams have used of their money and tokens, by the ledger.
+def budgets(
+    database: Database,
+    registry: KeyRegistry,
+    shares: Sequence[float],
+    wall_clock: Callable[[], float] = time.time,
+) -> Source:
+    """Watch what keys and teams have used of their money and tokens, by the ledger.
 
-    So it sees what all gateways have charged, whichever counts the limits.
+    So what all gateways have charged counts, whichever counts the limits.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        registry: KeyRegistry,
-        shares: Sequence[float],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._database = database
-        self._registry = registry
-        self._shares = sorted(shares)
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._next_s = clock()
-        self._found: list[Condition] = []
+    async def look() -> list[Condition]:
+        return await asyncio.to_thread(read)
 
-    async def look(self) -> list[Condition]:
-        """Return a condition for each limit that is used to one of the shares or more."""
-        begun_s = self._clock()
-        if begun_s >= self._next_s:
-            self._found = await asyncio.to_thread(self._read)
-            took_s = self._clock() - begun_s
-            self._next_s = begun_s + max(_EVERY_S, took_s * _IDLE_TIMES)
-        return self._found
-
-    def _read(self) -> list[Condition]:
+    def read() -> list[Condition]:
         rules = {
             (rule.scope, rule.owner, rule.model, rule.name): rule
-            for principal in self._registry.limited()
+            for principal in registry.limited()
             for rule in LimitPlan(principal).rules
             if rule.period in _STAMPS and rule.unit in _UNITS and rule.limit
         }
         if not rules:
             return []
-        now_s = self._wall_clock()
-        return [*self._conditions(rules.values(), now_s)]
+        now_s = wall_clock()
+        moment = ClockTimes(0.0, now_s)
+        past = PastAmounts(past_days(database, now_s), moment)
+        found = (_budget(rule, past, shares, moment) for rule in rules.values())
+        return [condition for condition in found if condition is not None]
 
-    def _conditions(self, rules: Iterable[LimitRule], now_s: float) -> Iterator[Condition]:
-        """Yield one for each rule: of the largest share that is used."""
-        now, moment, counters = (
-            datetime.fromtimestamp(now_s, UTC),
-            ClockTimes(0.0, now_s),
-            Counters(),
-        )
-        past = PastAmounts(past_days(self._database, now_s), moment)
-        for rule in rules:
-            counter = counters.make(rule.period)
-            past.enter(rule, counter)
-            used = counter.used(moment)
-            passed = [share for share in self._shares if used >= share * rule.limit]
-            if not passed:
-                continue
-            period = now.strftime(_STAMPS[rule.period])
-            place = "/".join((rule.scope, rule.owner, rule.model or "all", rule.name, period))
-            allowed = _amount(rule, rule.limit)  # a limit that is raised is told of anew
-            yield Condition(
-                subject=f"budget/{place}/{passed[-1]:g}/{allowed:.12g}",
-                event="budget.reached",
-                is_trouble=True,
-                is_once=True,
-                data={
-                    "scope": rule.scope,
-                    "id": rule.owner,
-                    "tier": rule.model,
-                    "limit": rule.name,
-                    "period": period,
-                    "share": passed[-1],
-                    "used": _amount(rule, used),
-                    "allowed": allowed,
-                },
-            )
+    return look
+
+
+def _budget(
+    rule: LimitRule, past: PastAmounts, shares: Sequence[float], now: ClockTimes
+) -> Condition | None:
+    """Return the largest share of a limit that is used; None below the smallest."""
+    counter = Counters().make(rule.period)
+    past.enter(rule, counter)
+    used = counter.used(now)
+    share = max((share for share in shares if used >= share * rule.limit), default=None)
+    if share is None:
+        return None
+    period = datetime.fromtimestamp(now.wall_s, UTC).strftime(_STAMPS[rule.period])
+    place = "/".join((rule.scope, rule.owner, rule.model or "all", rule.name, period))
+    allowed = _amount(rule, rule.limit)
+    return Condition(
+        # With the amount: a limit that is raised is told of anew.
+        subject=f"budget/{place}/{share:g}/{allowed:.12g}",
+        event="budget.reached",
+        is_trouble=True,
+        is_once=True,
+        data={
+            "scope": rule.scope,
+            "id": rule.owner,
+            "tier": rule.model,
+            "limit": rule.name,
+            "period": period,
+            "share": share,
+            "used": _amount(rule, used),
+            "allowed": allowed,
+        },
+    )
 
 
 def _amount(rule: LimitRule, amount: int) -> float:

@@ -15,32 +15,26 @@ _KEPT_S: Final = 62 * 86_400.0
 """Longer than a month's budget lasts."""
 
 
-class AlertStates:
-    """The table of states. Blocks; raises DatabaseError."""
+def claim(database: Database, condition: Condition, now_s: float, window_s: float) -> Claim:
+    """Return whether this gateway is to tell of a condition; `now_s`: since 1970.
 
-    def __init__(self, database: Database, *, window_s: float) -> None:
-        self._database = database
-        self._window_s = window_s
-
-    def claim(self, condition: Condition, now_s: float) -> Claim:
-        """Return whether this gateway is to tell of a condition; `now_s`: since 1970.
-
-        Of several that ask at once one gets it: on PostgreSQL the others wait for its row.
-        """
-        states, row = alert_states, {"subject": condition.subject, "state": "", "at": 0.0}
-        is_it = states.c.subject == condition.subject
-        with self._database.write() as connection:
-            new = insert_into(states, self._database.dialect).values(row)
-            # Changes nothing, but locks the row, whether or not it was there.
-            locked = new.on_conflict_do_update(index_elements=["subject"], set_={"at": states.c.at})
-            connection.execute(locked)
-            state, at_s = connection.execute(select(states.c.state, states.c.at).where(is_it)).one()
-            is_recent = abs(now_s - at_s) < self._window_s
-            if state == condition.event and (condition.is_once or is_recent):
-                return "told"
-            if is_recent:
-                return "later"
-            values = {"state": condition.event, "at": now_s}
-            connection.execute(states.update().where(is_it).values(values))
-            connection.execute(delete(states).where(states.c.at < now_s - _KEPT_S))
-            return "ours"
+    Of several that ask at once one gets it: on PostgreSQL the others wait for its row. Blocks.
+    Raises DatabaseError.
+    """
+    states, row = alert_states, {"subject": condition.subject, "state": "", "at": 0.0}
+    is_it = states.c.subject == condition.subject
+    with database.write() as connection:
+        new = insert_into(states, database.dialect).values(row)
+        # Changes nothing, but locks the row, whether or not it was there.
+        locked = new.on_conflict_do_update(index_elements=["subject"], set_={"at": states.c.at})
+        connection.execute(locked)
+        state, at_s = connection.execute(select(states.c.state, states.c.at).where(is_it)).one()
+        is_recent = abs(now_s - at_s) < window_s
+        if state == condition.event and (condition.is_once or is_recent):
+            return "told"
+        if is_recent:
+            return "later"
+        values = {"state": condition.event, "at": now_s}
+        connection.execute(states.update().where(is_it).values(values))
+        connection.execute(delete(states).where(states.c.at < now_s - _KEPT_S))
+        return "ours"

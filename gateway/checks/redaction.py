@@ -1,7 +1,7 @@
 """Takes personal data and credentials out of what is sent to tiers elsewhere."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
@@ -51,37 +51,35 @@ def presidio() -> Replace:
     return replace
 
 
-class Redactor:
-    """Redacts the texts of requests."""
+def redaction(*replaces: Replace, is_slow: bool = False) -> Callable[[bytes], Awaitable[bytes]]:
+    """Return what redacts a request's JSON. `is_slow`: in a thread, whatever the size.
 
-    def __init__(self, *replaces: Replace, is_slow: bool = False) -> None:
-        """`is_slow`: they are run in a thread, whatever the size."""
-        self._replaces = replaces
-        self._is_slow = is_slow
+    Where nothing is found it returns the same bytes, as for other bodies. It raises BadRequestError
+    for a prompt in token ids.
+    """
 
-    async def request(self, body: bytes) -> bytes:
-        """Return a request's JSON, the same bytes where nothing is found; other bodies as they are.
+    async def redact(body: bytes) -> bytes:
+        if is_slow or len(body) > _LARGE_BYTES:
+            return await asyncio.to_thread(_redacted, body, replaces)
+        return _redacted(body, replaces)
 
-        Raises BadRequestError for a prompt in token ids.
-        """
-        if self._is_slow or len(body) > _LARGE_BYTES:
-            return await asyncio.to_thread(self._redacted, body)
-        return self._redacted(body)
+    return redact
 
-    def _redacted(self, body: bytes) -> bytes:
-        try:
-            document: Any = msgspec.json.decode(body)
-        except (ValueError, RecursionError):  # a form
-            return body
-        if not isinstance(document, dict):
-            return body
-        refuse_token_ids(document)
-        is_changed = False
-        for text in texts_of(document):
-            new = text.value
-            for replace in self._replaces:
-                new = replace(new)
-            if new != text.value:
-                text.replace(new)
-                is_changed = True
-        return msgspec.json.encode(document) if is_changed else body
+
+def _redacted(body: bytes, replaces: Sequence[Replace]) -> bytes:
+    try:
+        document: Any = msgspec.json.decode(body)
+    except (ValueError, RecursionError):  # a form
+        return body
+    if not isinstance(document, dict):
+        return body
+    refuse_token_ids(document)
+    is_changed = False
+    for text in texts_of(document):
+        new = text.value
+        for replace in replaces:
+            new = replace(new)
+        if new != text.value:
+            text.replace(new)
+            is_changed = True
+    return msgspec.json.encode(document) if is_changed else body

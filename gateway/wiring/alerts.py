@@ -2,9 +2,8 @@
 
 from outrider.gateway.alerts.conditions import Source
 from outrider.gateway.alerts.delivery import Webhook
-from outrider.gateway.alerts.sources import Budgets, breakers, drift, replicas
-from outrider.gateway.alerts.states import AlertStates
-from outrider.gateway.alerts.watching import AlertWatch
+from outrider.gateway.alerts.sources import breakers, budgets, drift, replicas
+from outrider.gateway.alerts.watching import AlertWatch, SourceWatch
 from outrider.gateway.engines.fleet.pool import EnginePool
 from outrider.gateway.storage.database import Database
 from outrider.gateway.wiring.gateway_parts import GatewayParts
@@ -23,10 +22,11 @@ def build_alerts(parts: GatewayParts, fleet: EnginePool | None) -> AlertWatch | 
         sources.append(drift(parts.routing.guard))
     is_first = parts.siblings is None or parts.siblings.number == 1
     if tenancy.database is not None and tenancy.keys.registry is not None and is_first:
-        shares = settings.budget_shares
-        sources.append(Budgets(tenancy.database, tenancy.keys.registry, shares).look)
-    return AlertWatch(
-        sources,
-        AlertStates(tenancy.database or Database(None), window_s=settings.window_s),
-        Webhook(settings, parts.metrics.registry),
-    )
+        source = budgets(tenancy.database, tenancy.keys.registry, settings.budget_shares)
+        sources.append(source)
+    webhook = Webhook(settings, parts.metrics.registry)
+    database = tenancy.database or Database(None)
+    watches = [
+        SourceWatch(source, database, webhook, window_s=settings.window_s) for source in sources
+    ]
+    return AlertWatch(watches, webhook)

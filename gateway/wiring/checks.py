@@ -44,13 +44,13 @@ def build_redaction(settings: Settings) -> "Callable[[bytes], Awaitable[bytes]] 
     kinds = dict.fromkeys(kind for check in settings.checks.values() for kind in check.redact)
     if not kinds:
         return None
-    from outrider.gateway.checks.redaction import Redactor, forms, presidio
+    from outrider.gateway.checks.redaction import forms, presidio, redaction
 
     if "presidio" not in kinds:
-        return Redactor(forms(kinds)).request
+        return redaction(forms(kinds))
     need_extra("presidio", "redact = presidio")
     try:
-        return Redactor(forms(kinds), presidio(), is_slow=True).request
+        return redaction(forms(kinds), presidio(), is_slow=True)
     except LookupError as error:
         raise SettingsError(f"redact = presidio needs a model of spaCy's: {error}") from None
 

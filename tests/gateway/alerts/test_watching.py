@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import pytest
 
 from outrider.gateway.alerts.conditions import Alert, Condition
 from outrider.gateway.alerts.delivery import Webhook
-from outrider.gateway.alerts.sources import Budgets, breakers, drift, replicas
-from outrider.gateway.alerts.states import AlertStates
+from outrider.gateway.alerts.sources import breakers, budgets, drift, replicas
 from outrider.gateway.alerts.watching import AlertWatch, SourceWatch
 from outrider.gateway.engines.fleet.roster import ReplicaState
 from outrider.gateway.storage.database import Database
@@ -65,8 +64,7 @@ class Watched:
     def __init__(self, database: Database, clock: HandClock) -> None:
         self.conditions: Sequence[Condition] = ()
         self.webhook = Listening()
-        states = AlertStates(database, window_s=60.0)
-        self.watch = SourceWatch(self.read, states, self.webhook, wall_clock=clock)
+        self.watch = SourceWatch(self.read, database, self.webhook, window_s=60.0, wall_clock=clock)
 
     async def read(self) -> Sequence[Condition]:
         return self.conditions
@@ -154,8 +152,9 @@ def test_a_source_that_fails_does_not_stop_the_others(file: Database) -> None:
 
     async def run() -> list[str]:
         webhook = Listening()
-        states = AlertStates(file, window_s=60.0)
-        task = asyncio.create_task(AlertWatch([broken, hanging, sound], states, webhook).run())
+        sources = (broken, hanging, sound)
+        watches = [SourceWatch(each, file, webhook, window_s=60.0) for each in sources]
+        task = asyncio.create_task(AlertWatch(watches, webhook).run())
         await until(lambda: bool(webhook.events) and num_looks > 0)
         task.cancel()
         await asyncio.wait({task})
@@ -215,12 +214,12 @@ def test_budgets_are_told_of_by_their_largest_share(database: Database) -> None:
     limits = LimitSpec(tokens_per_day=1_000, models={"large": LimitSpec(usd_per_day=0.001)})
     key = store.create(KeyOrder(name="app", team_id=team.team_id, limits=limits)).record.key_id
     registry = KeyRegistry(store, HASHER, refresh_s=3600.0)
-    clock, wall = HandClock(), HandClock(NOON)
-    budgets = Budgets(database, registry, (0.8, 0.5, 1.0), clock=clock, wall_clock=wall)
+    wall = HandClock(NOON)
+    look = budgets(database, registry, (0.8, 0.5, 1.0), wall)
 
     async def read() -> Sequence[Condition]:
         await registry.refresh()
-        return await budgets.look()
+        return await look()
 
     def charge(number: int, tier: str, tokens: int, nanos: int) -> None:
         facts = {"key_id": key, "team_id": team.team_id, "tier": tier}
@@ -228,7 +227,6 @@ def test_budgets_are_told_of_by_their_largest_share(database: Database) -> None:
         store_rows(database, [row(number, **facts, **counts, ended_at=NOON)])
 
     def found() -> dict[str, tuple[float, float]]:
-        clock.now_s += 1000
         return {
             "/".join(each.subject.split("/")[1:]): (each.data["used"], each.data["allowed"])
             for each in asyncio.run(read())
@@ -260,29 +258,19 @@ def test_budgets_are_told_of_by_their_largest_share(database: Database) -> None:
     assert named == ["usd_per_7_days", "usd_per_month", "usd_per_week"]
 
 
-def test_the_ledger_is_left_alone_for_fifty_times_as_long_as_it_takes(file: Database) -> None:
-    store = KeyStore(file, HASHER, randomness=random.Random(7))
-    store.create(KeyOrder(name="app", limits=LimitSpec(tokens_per_day=1)))
-    registry = KeyRegistry(store, HASHER, refresh_s=3600.0)
-    num_reads = 0
+def test_a_source_that_takes_long_is_looked_at_less_often(file: Database) -> None:
+    pauses: list[float] = []
 
-    class Slow(HandClock):
-        def __call__(self) -> float:
-            self.now_s += 1.0
-            return self.now_s
+    async def slow() -> Sequence[Condition]:
+        await asyncio.sleep(0.0 if pauses else 0.1)
+        return []
 
-    class Counted(Budgets):
-        def _read(self) -> list[Condition]:
-            nonlocal num_reads
-            num_reads += 1
-            return super()._read()
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise asyncio.CancelledError
 
-    budgets = Counted(file, registry, (1.0,), clock=Slow(), wall_clock=HandClock(NOON))
-
-    async def run() -> None:
-        await registry.refresh()
-        for _ in range(102):
-            await budgets.look()
-
-    asyncio.run(run())
-    assert num_reads == 3
+    watch = SourceWatch(slow, file, Listening(), window_s=60.0, sleep=pause)
+    with suppress(asyncio.CancelledError):
+        asyncio.run(watch.run())
+    assert pauses[0] >= 5.0 > pauses[1] >= 1.0
