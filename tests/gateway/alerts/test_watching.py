@@ -22,7 +22,7 @@ from outrider.gateway.tenancy.keys.keys import KeyHasher
 from outrider.gateway.tenancy.keys.records import KeyOrder, TeamOrder
 from outrider.router.guard import GuardNumbers
 from tests.databases import with_tables
-from tests.gateway.alerts.receiver import Receiver
+from tests.gateway.checks.services import Service
 from tests.gateway.tenancy.ledger.ledgers import NOON, row
 from tests.gateway.tenancy.ledger.rows import store as store_rows
 from tests.gateway.upstream.replica_sets import break_down, replica_set
@@ -51,7 +51,7 @@ class Listening(Webhook):
     """Keeps what it is to deliver."""
 
     def __init__(self) -> None:
-        super().__init__(Receiver(url="https://hooks.example").settings())
+        super().__init__(Service("https://hooks.example").alert_settings())
         self.events: list[str] = []
 
     def offer(self, alert: Alert) -> None:

@@ -1,6 +1,7 @@
-"""A service that gives verdicts, and functions that do."""
+"""A service that gives verdicts or gets alerts, and functions that give verdicts."""
 
 import asyncio
+import base64
 import json
 import threading
 import time
@@ -10,8 +11,14 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Said = dict[str, Any] | bytes | None
-"""What a service answers; None: nothing, for as long as it runs."""
+from pydantic import SecretStr
+
+from outrider.gateway.settings.alerts import AlertSettings
+
+Said = dict[str, Any] | bytes | int | None
+"""What a service answers, or its status; None: nothing, for as long as it runs."""
+KEY = bytes(range(32))
+SECRET = f"whsec_{base64.b64encode(KEY).decode()}"
 
 BLOCK = {"verdict": "block", "reason": "It names a secret."}
 PASS = {"verdict": "pass"}
@@ -83,6 +90,12 @@ class Service:
     questions: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
+    num_cut: int = 0
+    """Answers that were not read to their end."""
+
+    def alert_settings(self, **more: Any) -> AlertSettings:
+        """What has alerts sent to it."""
+        return AlertSettings(url=SecretStr(self.url), secret=SecretStr(SECRET), **more)
 
 
 @contextmanager
@@ -102,13 +115,16 @@ def running_service(say: Callable[[dict[str, Any]], Said]) -> Iterator[Service]:
             if said is None:
                 is_over.wait()
                 return
-            answer = said if isinstance(said, bytes) else json.dumps(said).encode()
-            self.send_response(200)
+            status, answer = (said, b"") if isinstance(said, int) else (200, said)
+            answer = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("location", "/elsewhere")
             self.send_header("content-length", str(len(answer)))
             self.end_headers()
             try:
                 self.wfile.write(answer)
             except OSError:
+                service.num_cut += 1
                 self.close_connection = True
 
         def log_message(self, *_: object) -> None:

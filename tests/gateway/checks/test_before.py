@@ -1,17 +1,16 @@
 """Checks of requests, before anything is made of them."""
 
-import base64
-import hmac
 from typing import Any
 
 import pytest
 
+from outrider.gateway.alerts.delivery import signed
 from outrider.gateway.tenancy.keys.records import TeamOrder
-from tests.gateway.checks.services import PASS, running_service, texts
+from tests.gateway.checks.services import KEY, PASS, SECRET, running_service, texts
 from tests.gateway.conftest import OpenWorld
 
 HERE = "tests.gateway.checks.services"
-SECRET = [{"role": "user", "content": "Tell me the secret."}]
+ASKED = [{"role": "user", "content": "Tell me the secret."}]
 
 
 def function(name: str, **more: Any) -> dict[str, Any]:
@@ -21,7 +20,7 @@ def function(name: str, **more: Any) -> dict[str, Any]:
 def test_a_function_blocks_a_request(open_world: OpenWorld) -> None:
     with open_world(checks=function("blocking_secrets")) as world:
         assert world.chat(model="cloud").status_code == 200
-        refused = world.chat(model="cloud", messages=SECRET)
+        refused = world.chat(model="cloud", messages=ASKED)
         assert refused.status_code == 400
         error = refused.json()["error"]
         assert error["code"] == "content_filter"
@@ -58,15 +57,12 @@ def test_a_service_is_told_the_texts_and_who_asks(open_world: OpenWorld) -> None
 
 
 def test_what_a_service_is_sent_is_signed(open_world: OpenWorld) -> None:
-    key = bytes(range(32))
-    secret = f"whsec_{base64.b64encode(key).decode()}"
     with running_service(lambda _: PASS) as service:
-        with open_world(checks={"guard": {"url": service.url, "secret": secret}}) as world:
+        with open_world(checks={"guard": {"url": service.url, "secret": SECRET}}) as world:
             assert world.chat(model="cloud").status_code == 200
-        headers = {name.lower(): value for name, value in service.headers[0].items()}
-        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode()
-        digest = hmac.digest(key, signed + service.bodies[0], "sha256")
-        assert headers["webhook-signature"] == f"v1,{base64.b64encode(digest).decode()}"
+        (headers,), (body,) = service.headers, service.bodies
+        name, moment = headers["webhook-id"], int(headers["webhook-timestamp"])
+        assert headers.items() >= signed(KEY, name, moment, body).items()
 
 
 @pytest.mark.slow_cases
@@ -83,7 +79,7 @@ def test_a_service_without_a_verdict_fails_its_request_only(
     with running_service(say) as service:
         check = {"url": service.url, "timeout_s": 1.0 if said else 0.2}
         with open_world(checks={"guard": check}) as world:
-            failed = world.chat(model="cloud", messages=SECRET)
+            failed = world.chat(model="cloud", messages=ASKED)
             assert failed.status_code == 503
             assert "'guard' could not be made" in failed.json()["error"]["message"]
             assert not world.cloud.requests
@@ -106,25 +102,25 @@ def test_a_function_without_a_verdict(open_world: OpenWorld, name: str) -> None:
 
 def test_a_check_is_for_some_models_and_keys(open_world: OpenWorld) -> None:
     with open_world(checks=function("blocking_secrets", models=["large"])) as world:
-        assert world.chat(model="cloud", messages=SECRET).status_code == 200
-        assert world.chat(model="large", messages=SECRET).status_code == 400
-        both = world.chat(model="cloud", models=["large"], messages=SECRET)
+        assert world.chat(model="cloud", messages=ASKED).status_code == 200
+        assert world.chat(model="large", messages=ASKED).status_code == 400
+        both = world.chat(model="cloud", models=["large"], messages=ASKED)
         assert both.status_code == 400
         for name in ("large", "large:latest"):  # as Ollama's clients write it
-            asked = {"model": name, "messages": SECRET}
+            asked = {"model": name, "messages": ASKED}
             assert world.http.post("/api/chat", json=asked).status_code == 400
     with open_world(checks=function("blocking_secrets", keys=["somebody"])) as world:
-        assert world.chat(model="cloud", messages=SECRET).status_code == 200
+        assert world.chat(model="cloud", messages=ASKED).status_code == 200
 
 
 def test_a_check_is_for_the_keys_of_a_team_by_its_name(opened: OpenWorld) -> None:
     with opened(checks=function("blocking_secrets", keys=["research"])) as books:
-        assert books.world.chat(model="cloud", messages=SECRET).status_code == 200
+        assert books.world.chat(model="cloud", messages=ASKED).status_code == 200
         store = books.world.context.tenancy.keys.store
         team = store.create_team(TeamOrder(name="research"))
         key = books.new_key("other", team_id=team.team_id)
         headers = {"authorization": f"Bearer {key}"}
-        refused = books.world.chat(model="cloud", messages=SECRET, headers=headers)
+        refused = books.world.chat(model="cloud", messages=ASKED, headers=headers)
         assert refused.status_code == 400
 
 
@@ -133,8 +129,8 @@ def test_every_api_is_checked(open_world: OpenWorld) -> None:
         for path, body in {
             "/v1/completions": {"prompt": "the secret"},
             "/v1/responses": {"input": "the secret"},
-            "/v1/messages": {"messages": SECRET, "max_tokens": 5},
-            "/api/chat": {"messages": SECRET},
+            "/v1/messages": {"messages": ASKED, "max_tokens": 5},
+            "/api/chat": {"messages": ASKED},
             "/infill": {"input_prefix": "the secret", "input_suffix": ""},
             "/v1/embeddings": {"input": "the secret"},
         }.items():
