@@ -103,7 +103,7 @@ class _Ahead:
         self.is_over = False
         self.error: Exception | None = None
         self.changed = asyncio.Event()
-        """Set with every event, at the end, and by others whom the same reader waits for."""
+        """Set with every event, and at the end."""
         self._parts = parts
         self._reads_all = reads_all
         self._has_room = asyncio.Event()
@@ -113,12 +113,6 @@ class _Ahead:
         """Take the first events."""
         self._has_room.set()
         return [self.events.popleft() for _ in range(count)]
-
-    def wake(self, task: asyncio.Task[bool]) -> None:
-        """Wake the reader: its task is done."""
-        self.changed.set()
-        if not task.cancelled():
-            task.exception()  # retrieved, also where nobody waits for it any more
 
     async def close(self) -> None:
         """End all work on the stream."""
@@ -171,25 +165,17 @@ class _CheckedStream:
     async def parts(self) -> AsyncGenerator[bytes]:
         """Yield what may be sent."""
         ahead = _Ahead(self._parts, reads_all=self._is_one_window)
-        check: asyncio.Task[bool] | None = None
-        num_checked, is_last = 0, False
+        num_held = 0  # events that were checked and are held back
         try:
             while ahead.events or not ahead.is_over:
                 ahead.changed.clear()
-                if check is not None and check.done():
-                    is_changed, check = check.result(), None
-                    is_full = num_checked >= _MAX_AHEAD  # nothing more comes before some go
-                    keeps_none = is_last or is_changed or is_full
-                    num_free = num_checked if keeps_none else self._num_free(ahead, num_checked)
-                    if num_free:
-                        yield self._released(ahead.take(num_free))
-                if check is None and (num_free := _num_without_text(ahead.events)):
+                num_free = _num_without_text(ahead.events)
+                num_held = max(num_held - num_free, 0)
+                if not num_free and self._is_due(ahead, num_held):
+                    num_free, num_held = await self._checked(ahead)
+                if num_free:
                     yield self._released(ahead.take(num_free))
-                if check is None and self._is_due(ahead):
-                    num_checked, is_last = len(ahead.events), ahead.is_over
-                    check = asyncio.create_task(self._judge(list(ahead.events), is_last=is_last))
-                    check.add_done_callback(ahead.wake)
-                if ahead.events or not ahead.is_over:
+                else:
                     await ahead.changed.wait()
             if ahead.error is not None:
                 raise ahead.error
@@ -197,26 +183,33 @@ class _CheckedStream:
             await ahead.close()
             yield self._ending(ahead.events)
         finally:
-            if check is not None:
-                check.cancel()
             await ahead.close()
 
-    def _is_due(self, ahead: _Ahead) -> bool:
+    def _is_due(self, ahead: _Ahead, num_held: int) -> bool:
         """Return whether there is a window to check."""
-        if self._is_one_window and not ahead.is_over:
+        if ahead.is_over:
+            return True
+        if self._is_one_window or len(ahead.events) == num_held:
             return False
         num_chars = sum(event.num_chars for event in ahead.events)
-        if ahead.is_over:
-            return num_chars > 0
         return num_chars >= self._window + self._hold_back or len(ahead.events) >= _MAX_AHEAD
 
-    def _num_free(self, ahead: _Ahead, num_checked: int) -> int:
+    async def _checked(self, ahead: _Ahead) -> tuple[int, int]:
+        """Have the events so far checked; return how many may be sent, and how many are held."""
+        events, is_last = list(ahead.events), ahead.is_over
+        is_changed = await self._judge(events, is_last=is_last)
+        is_full = len(events) >= _MAX_AHEAD  # nothing more comes before some go
+        keeps_none = is_last or is_changed or is_full
+        num_free = len(events) if keeps_none else self._num_free(events)
+        return num_free, len(events) - num_free
+
+    def _num_free(self, events: Sequence[_Event]) -> int:
         """Return how many events of a window are far enough from its end to be sent."""
         num_held_chars = 0
-        for count in range(num_checked, 0, -1):
+        for count in range(len(events), 0, -1):
             if num_held_chars >= self._hold_back:
                 return count
-            num_held_chars += ahead.events[count - 1].num_chars
+            num_held_chars += events[count - 1].num_chars
         return 0
 
     async def _judge(self, events: Sequence[_Event], *, is_last: bool) -> bool:

@@ -107,6 +107,15 @@ def test_a_blocked_stream_ends_with_content_filter(
                 wait_for(lambda: not world.engine.running)
 
 
+def test_what_is_held_back_is_not_checked_again_before_more_comes(open_world: OpenWorld) -> None:
+    with running_service(lambda _: PASS) as service:
+        check = {"url": service.url, "where": "stream", "hold_back": 4}
+        script = MockScript(num_pieces=3, gap_s=0.1)
+        with open_world(checks={"guard": check}, clouds=(script,)) as world:
+            assert world.stream(model="cloud").is_done
+    assert len(service.questions) <= 5
+
+
 @pytest.mark.slow
 def test_a_stream_goes_on_where_more_is_to_be_held_back_than_is_read_ahead(
     open_world: OpenWorld,
