@@ -86,11 +86,12 @@ class _Event:
         self.choices = [(_index(each), bool(each.get("finish_reason"))) for each in choices]
         """The index of each, and whether it ends here."""
 
-    def rewrite(self, texts: Iterable[str]) -> None:
+    def rewrite(self, texts: Sequence[str]) -> None:
         """Put other texts in the place of its own."""
         document = _document(event_data(self.raw) or b"")
         for text, new in zip(texts_of(_choices(document), "choices"), texts, strict=True):
             text.replace(new)
+        self.texts = [(path, new) for (path, _), new in zip(self.texts, texts, strict=True)]
         _forget_tokens(document)
         self.raw = _event(document)
 

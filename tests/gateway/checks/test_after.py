@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.shared.mock_upstream import MockScript, ToolCall
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
-from tests.gateway.checks.services import BLOCK, PASS, running_service, texts
+from tests.gateway.checks.services import BLOCK, PASS, running_service, texts, without_word
 from tests.gateway.conftest import OpenWorld, wait_for
 from tests.gateway.hybrid import LOCAL_TEXT, Streamed, World
 
@@ -80,6 +80,17 @@ def test_a_stream_is_rewritten_where_a_window_holds_it(open_world: OpenWorld) ->
             )
             assert reasons(streamed) == ["stop"]
             assert streamed.roles == ["assistant"]
+
+
+def test_a_check_is_told_what_was_sent_and_not_what_was_rewritten(open_world: OpenWorld) -> None:
+    with running_service(without_word) as service:
+        guards = checks("blocking", "stream")
+        rewriting = {"first": {"url": service.url, "where": "stream", "hold_back": 8}}
+        with open_world(checks={**rewriting, **guards}) as world:
+            world.says("I am fine, and so is everybody else whom I know.")
+            streamed = world.stream(model="large")
+            assert reasons(streamed) == ["stop"]
+            assert "****" in streamed.text
 
 
 @pytest.mark.slow_cases
