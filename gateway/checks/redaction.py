@@ -17,6 +17,8 @@ Replace = Callable[[str], str]
 _MODELS: Final = ("en_core_web_lg", "en_core_web_md", "en_core_web_sm")
 _LARGE_BYTES: Final = 1 << 16
 """A larger request is read in a thread."""
+_MAX_THREADS: Final = 4
+"""At once: the database needs some of the event loop's, too, and Presidio takes seconds."""
 
 
 def forms(kinds: Collection[str]) -> Replace:
@@ -58,10 +60,13 @@ def redaction(*replaces: Replace, is_slow: bool = False) -> Callable[[bytes], Aw
     for a prompt in token ids.
     """
 
+    places = asyncio.Semaphore(_MAX_THREADS)
+
     async def redact(body: bytes) -> bytes:
-        if is_slow or len(body) > _LARGE_BYTES:
+        if not is_slow and len(body) <= _LARGE_BYTES:
+            return _redacted(body, replaces)
+        async with places:
             return await asyncio.to_thread(_redacted, body, replaces)
-        return _redacted(body, replaces)
 
     return redact
 

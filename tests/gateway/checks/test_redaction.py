@@ -1,10 +1,13 @@
 """What is taken out of requests that go to tiers elsewhere."""
 
+import asyncio
+import threading
 from collections.abc import Callable
 
 import pytest
 
 from benchmarks.shared.mock_upstream import MockScript
+from outrider.gateway.checks.redaction import redaction
 from tests.gateway.checks.services import running_service
 from tests.gateway.conftest import OpenWorld, wait_for
 from tests.gateway.hybrid import World
@@ -95,3 +98,26 @@ def test_models_of_this_machine_see_the_text(
     with open_world(checks=REDACT, tier={"local": True}) as world:
         ask_chat(world, "cloud")
         assert TEXT in str(world.cloud.requests[0].document)
+
+
+def test_slow_redaction_leaves_threads_to_others() -> None:
+    is_over, working = threading.Event(), threading.Semaphore(0)
+    num_working = 0
+
+    def slow(text: str) -> str:
+        nonlocal num_working
+        num_working += 1
+        working.release()
+        is_over.wait()
+        return f"[{text}]"
+
+    async def run() -> list[bytes]:
+        redact = redaction(slow, is_slow=True)
+        tasks = [asyncio.create_task(redact(b'{"input":"a"}')) for _ in range(20)]
+        for _ in range(4):
+            assert await asyncio.to_thread(working.acquire, timeout=60)
+        assert num_working == 4
+        is_over.set()
+        return await asyncio.gather(*tasks)
+
+    assert asyncio.run(run()) == [b'{"input":"[a]"}'] * 20
