@@ -98,6 +98,7 @@ def _engine_settings(settings: Settings) -> Settings:
         "mirror": MirrorSettings(),
         "keys": KeySettings(),
         "alerts": AlertSettings(),
+        "checks": {},
         "sign_in": SignInSettings(),
         "database_url": None,
         "redis_url": None,

@@ -33,6 +33,7 @@ from outrider.gateway.wiring.upstream import (
     check_upstreams,
 )
 from outrider.verifier.params import SamplingParams
+from tests.gateway.checks.services import SECRET
 from tests.gateway.upstream.raw_server import answering, raw_server, whole
 
 NO_MODELS = {"models.large": "none", "models.small": "none"}
@@ -100,12 +101,17 @@ def test_the_engine_process_gets_no_upstream_settings() -> None:
             "tiers.cloud.headers": {"x-key": "hunter2"},
             "handoff.tier": "cloud",
             "mirror.tier": "cloud",
+            "checks.guard.url": "https://checks.example/x",
+            "checks.guard.secret": SECRET,
+            "alerts.url": "https://hooks.example/x",
+            "alerts.secret": SECRET,
             "server.port": 5,
         },
     )
     sent = engine_recipe(settings).arguments
     assert "hunter2" not in sent
-    assert Settings.model_validate_json(sent).server.port == 5
+    read = Settings.model_validate_json(sent)  # which sees secrets as asterisks
+    assert (read.server.port, read.checks) == (5, {})
 
 
 # What is refused at start-up.
