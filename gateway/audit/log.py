@@ -49,11 +49,11 @@ class AuditLog:
             logger.info("change failed action=%s error=%s", change.action, type(error).__name__)
             raise
 
-    def page(self, *, after: int, limit: int) -> list[AuditRow]:
+    def page(self, *, after: int, limit: int, since_s: float = 0.0) -> list[AuditRow]:
         """Return the rows behind a sequence number. Blocks. Raises DatabaseError."""
         if self.database is None:
             return []
-        query = select(audit_log).where(audit_log.c.sequence > after)
+        query = select(audit_log).where(audit_log.c.sequence > after, audit_log.c.at >= since_s)
         with self.database.read() as connection:
             found = connection.execute(query.order_by(audit_log.c.sequence).limit(limit))
             return [AuditRow(**row) for row in found.mappings()]
@@ -61,6 +61,6 @@ class AuditLog:
     def rows(self, *, since_s: float = 0.0) -> Iterator[AuditRow]:
         """Yield all rows from a time on, the oldest first. Blocks. Raises DatabaseError."""
         after = 0
-        while page := self.page(after=after, limit=_ROWS_AT_ONCE):
-            yield from (row for row in page if row.at >= since_s)
+        while page := self.page(after=after, limit=_ROWS_AT_ONCE, since_s=since_s):
+            yield from page
             after = page[-1].sequence

@@ -38,20 +38,17 @@ _KEPT = "audit log"
 
 @app.command("ls")
 @takes_flags
-def list_changes(*, since: Since = "7d", database: ShownDatabaseFlags) -> None:
-    """List who changed what, the oldest first."""
+def list_changes(*, since: Since = "7d", database: DatabaseFlags) -> None:
+    """List who changed what, the oldest first; `export` does so for programs."""
     since_s = _moment(since)
     with database.opened(kept=_KEPT) as (_, opened):
         from outrider.gateway.audit.log import AuditLog
-        from outrider.gateway.http.apis.audit import audit_report
 
-        rows = list(AuditLog(opened).rows(since_s=since_s))
-        if database.as_json:
-            echo_json([audit_report(row) for row in rows])
-            return
-        for row in rows:
+        has_any = False
+        for row in AuditLog(opened).rows(since_s=since_s):
+            has_any = True
             typer.echo(_line(row))
-        if not rows:
+        if not has_any:
             typer.echo("no changes")
 
 
