@@ -72,20 +72,18 @@ class AuditRow:
     hash: str
 
     @property
-    def before(self) -> Details | None:
+    def before(self) -> dict[str, Any] | None:
         """What was there."""
         return self._detail("before")
 
     @property
-    def after(self) -> Details | None:
+    def after(self) -> dict[str, Any] | None:
         """What is there since."""
         return self._detail("after")
 
-    def _detail(self, name: str) -> Details | None:
-        if self.details is None:
-            return None
-        found: Details | None = json.loads(self.details).get(name)
-        return found
+    def _detail(self, name: str) -> dict[str, Any] | None:
+        found: dict[str, dict[str, Any] | None] = json.loads(self.details or "{}")
+        return found.get(name)
 
     @property
     def computed_hash(self) -> str:
