@@ -20,6 +20,8 @@ from outrider.gateway.contract.errors.tree import GenerationError
 from outrider.gateway.contract.schema.line_ends import escape_line_ends
 from outrider.gateway.upstream.dialects.base import DONE
 from outrider.gateway.upstream.event_stream import EventSplitter, event_data
+from outrider.gateway.upstream.upstream_usage import UpstreamUsage
+from outrider.gateway.upstream.usage import usage_object
 
 _MAX_AHEAD: Final = 1024
 """Events that are read before those in front of them have a verdict."""
@@ -253,13 +255,10 @@ class _CheckedStream:
         ]
         ending = _event({**head, "choices": choices})
         if self._answer.wants_usage and (facts := self._answer.facts) is not None:
-            prompt, completion = facts.num_prompt_tokens, facts.num_tokens
-            usage = {
-                "prompt_tokens": prompt,
-                "completion_tokens": completion,
-                "total_tokens": prompt + completion,
-            }
-            ending += _event({**head, "choices": [], "usage": usage})
+            usage = UpstreamUsage(
+                num_prompt_tokens=facts.num_prompt_tokens, num_completion_tokens=facts.num_tokens
+            )
+            ending += _event({**head, "choices": [], "usage": usage_object(usage)})
         return ending + _DONE_EVENT
 
 
