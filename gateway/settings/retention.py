@@ -66,7 +66,11 @@ KEPT: Final = (
     ),
     Kept(what="feedback", where="database", otherwise="until its experiment is deleted"),
     Kept(what="the audit log", where="database"),
-    Kept(what="answers of mirrors", where="nowhere", otherwise="never; the ledger has their rows"),
+    Kept(
+        what="requests and both answers of mirrors",
+        where="mirror.file, where it is set",
+        otherwise="until you remove the file",
+    ),
 )
 """All that is kept. Whoever keeps more adds it here, and to gateway/wiring/erasing.py."""
 

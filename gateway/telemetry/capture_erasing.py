@@ -1,19 +1,18 @@
-"""Erasing of one tenant's or end user's exchanges from the files of captured texts."""
+"""Erasing of one tenant's or end user's exchanges from files of captured texts and of mirrors."""
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from outrider.gateway.telemetry.capture import captured_files
 from outrider.gateway.telemetry.redaction import redact_text
 
 
-def erase_captured(
-    folder: Path,
+def erase_lines(
+    paths: Iterable[Path],
     own_ids: Collection[str],
-    end_user: str | None = None,
+    end_user_forms: Collection[str],
     key_ids: Collection[str] | None = None,
 ) -> int:
     """Remove the lines of `own_ids`, and of an end user of the keys `key_ids`; None: of any key.
@@ -21,9 +20,9 @@ def erase_captured(
     Lines that cannot be read go, too, and those whose end user was redacted to the same text.
     Returns the number of lines removed. Raises OSError.
     """
-    names = set() if end_user is None else {end_user, redact_text(end_user)}
+    names = {*end_user_forms, *map(redact_text, end_user_forms)}
     num_removed = 0
-    for path in captured_files(folder):
+    for path in paths:
         lines = path.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if not _is_wanted(line, own_ids, names, key_ids)]
         if len(kept) == len(lines):
@@ -47,6 +46,7 @@ def _is_wanted(
         document: dict[str, Any] = json.loads(line)
         key_id, request = document["key"], document["request"]
         users = {request.get(name) for name in ("user", "safety_identifier")}
+        users.add(document.get("end_user"))
         users.add((request.get("metadata") or {}).get("user_id"))
     except (ValueError, KeyError, AttributeError, TypeError):
         return True

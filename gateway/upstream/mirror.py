@@ -39,6 +39,10 @@ class MirroredAnswer:
     """The request must not leave this machine, so it is not copied."""
     finish_reason: str | None = None
     num_completion_tokens: int | None = None
+    key_id: str = ""
+    """Whose the request is, so that it can be erased, as is the end user."""
+    end_user: str = ""
+    """In the form that the ledger keeps."""
 
 
 class Mirror:
@@ -158,6 +162,8 @@ class Mirror:
         return {
             "time": datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(),
             "request_id": call.request_id,
+            "key": answer.key_id,
+            "end_user": answer.end_user,
             "endpoint": call.endpoint,
             "request": call.document,
             "answer": {

@@ -1,7 +1,8 @@
 """The stores that keep data of tenants, as the settings have them, for `outrider erase`."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Table, case, select, update
@@ -10,7 +11,8 @@ from outrider.gateway.audit.erasing import ERASED, Subject
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.storage import tables
 from outrider.gateway.storage.database import Database
-from outrider.gateway.telemetry.capture_erasing import erase_captured
+from outrider.gateway.telemetry.capture import captured_files
+from outrider.gateway.telemetry.capture_erasing import erase_lines
 from outrider.gateway.tenancy.keys.key_parts import key_hasher
 from outrider.gateway.tenancy.ledger.row import printable
 
@@ -26,11 +28,10 @@ def _erase_ledger(settings: Settings, database: Database, subject: Subject) -> i
     values: dict[str, Any] = {"end_user": "", "client_request_id": "", "key_id": ERASED}
     if subject.end_user is None:
         values["team_id"] = None
-    else:  # in either form: the setting may have been changed
-        digest = key_hasher(settings, database).end_user_digest(subject.end_user)
+    else:
         is_person = ledger.c.key_id.in_(subject.person_ids)
         values["key_id"] = case((is_person, ERASED), else_=ledger.c.key_id)
-        is_theirs = is_person | ledger.c.end_user.in_([printable(subject.end_user), digest])
+        is_theirs = is_person | ledger.c.end_user.in_(_forms(settings, database, subject))
         is_own = is_theirs if subject.tenant is None else is_theirs & is_own
     return _erase_rows(database, ledger, is_own, ledger.c.row_id, values)
 
@@ -71,12 +72,31 @@ def _erase_batches(settings: Settings, database: Database, subject: Subject) -> 
     return batch_store(settings, database).erase(subject.tenant)
 
 
-def _erase_captured(settings: Settings, _: Database, subject: Subject) -> int:
+def _erase_captured(settings: Settings, database: Database, subject: Subject) -> int:
     folder = settings.telemetry.capture.folder
-    if folder is None or not folder.is_dir():
-        return 0
+    paths = captured_files(folder) if folder and folder.is_dir() else []
+    return _erase_lines(settings, database, subject, paths)
+
+
+def _erase_mirrored(settings: Settings, database: Database, subject: Subject) -> int:
+    file = settings.mirror.file and settings.mirror.file.expanduser()
+    return _erase_lines(settings, database, subject, [file] if file and file.is_file() else [])
+
+
+def _erase_lines(
+    settings: Settings, database: Database, subject: Subject, paths: Sequence[Path]
+) -> int:
     key_ids = None if subject.tenant is None else subject.key_ids
-    return erase_captured(folder, subject.own_ids, subject.end_user, key_ids)
+    forms = _forms(settings, database, subject)
+    return erase_lines(paths, subject.own_ids, forms, key_ids)
+
+
+def _forms(settings: Settings, database: Database, subject: Subject) -> list[str]:
+    """Return how an end user may have been kept: settings may have been changed."""
+    if subject.end_user is None:
+        return []
+    digest = key_hasher(settings, database).end_user_digest(subject.end_user)
+    return [subject.end_user, printable(subject.end_user), digest]
 
 
 def _erase_redis(settings: Settings, _: Database, subject: Subject) -> int:
@@ -121,6 +141,7 @@ STORES: Final[Mapping[str, Callable[[Settings, Database, Subject], int]]] = {
     "audit details": _erase_audit,
     "files and batches": _erase_batches,
     "captured texts": _erase_captured,
+    "copies of mirrors": _erase_mirrored,
     "answers in Redis": _erase_redis,
     "keys and values": _erase_extents,
 }

@@ -229,7 +229,10 @@ class UpstreamCalls:
             call = self.copy(parsed, self.upstreams.tiers[mirror.tier], parsed.document, "")
         except BadRequestError:
             return  # the copy would differ from the request
-        mirror.offer(call, answer)
+        context = parsed.context
+        end_user = "" if context.meter is None else context.meter.end_user
+        key_id = context.principal.key_id
+        mirror.offer(call, replace(answer, key_id=key_id, end_user=end_user))
 
     def copy(
         self, parsed: ParsedRequest, tier: UpstreamTier, document: Mapping[str, Any], model: str

@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False)
 def retention(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """List what is kept of tenants and their texts, where, and for how long.
 
-    retention.days bounds all of it but the audit log; `outrider erase` removes one tenant's.
+    retention.days bounds what has a setting here; `outrider erase` removes one tenant's.
     """
     with user_errors(usage=(SettingsError,)):
         settings = load_settings(config_file=config)

@@ -19,7 +19,8 @@ from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.mirror import Mirror, MirroredAnswer
 from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
 from outrider.gateway.wiring.upstream import build_mirror, build_upstreams
-from tests.gateway.waiting import until
+from tests.gateway.conftest import OpenWorld
+from tests.gateway.waiting import until, wait_for
 
 TALK = [{"role": "user", "content": "Hello there"}]
 ANSWER = MirroredAnswer(
@@ -224,3 +225,15 @@ def test_an_unwritable_mirror_file_disturbs_no_request(
 
     asyncio.run(main())
     assert "Hello there" not in caplog.text, "logs have no prompts"
+
+
+def test_the_file_says_whose_a_request_is(opened: OpenWorld, tmp_path: Path) -> None:
+    """So that it can be erased: what goes to the server names no end user."""
+    file = tmp_path / "mirror.jsonl"
+    mirror = {"tier": "shadow", "share": 1.0, "file": file}
+    with opened(mirror=mirror, mirrored=MockScript()) as books:
+        assert books.world.chat(model="cloud", user="ann").status_code == 200
+        wait_for(lambda: file.is_file() and file.read_bytes().endswith(b"\n"))
+        line = json.loads(file.read_bytes())
+        assert (line["key"], line["end_user"]) == (books.key[3:11], "ann")
+        assert "ann" not in str(line["request"])

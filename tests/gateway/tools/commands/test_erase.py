@@ -236,6 +236,23 @@ def test_a_team_without_keys_takes_nobody_elses_texts_along(
     assert "texts: 0" in outrider("erase --tenant red --wait 0 --yes").stdout
 
 
+def test_copies_of_mirrors_are_erased(
+    outrider: Invoke, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mirror.jsonl"
+    monkeypatch.setenv("OUTRIDER_MIRROR__FILE", str(file))
+    key_id = json.loads(outrider("keys create --name app --json").stdout)["id"]
+    with closing(Database(url)) as database:
+        digest = key_store(load_settings(), database).hasher.end_user_digest("ann")
+    whose = [(key_id, digest), (key_id, "bob"), ("other", "ann"), ("other", "")]
+    lines = [{"key": key, "end_user": name, "request": {}} for key, name in whose]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "mirrors: 1" in outrider("erase --end-user ann --tenant app --yes").stdout
+    assert "mirrors: 1" in outrider("erase --end-user ann --yes").stdout
+    assert "mirrors: 1" in outrider("erase --tenant app --wait 0 --yes").stdout
+    assert file.read_text() == f"{json.dumps(lines[3])}\n"
+
+
 def test_an_end_user_named_by_a_mail_address_is_erased(
     outrider: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
