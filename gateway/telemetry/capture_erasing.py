@@ -30,9 +30,12 @@ def erase_lines(
         num_removed += len(lines) - len(kept)
         part = path.with_suffix(".part")
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(kept)
-        part.replace(path)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.writelines(kept)
+            part.replace(path)
+        finally:  # such as on a full disk: nobody would remove these texts
+            part.unlink(missing_ok=True)
     return num_removed
 
 

@@ -1,6 +1,7 @@
 """`outrider erase`: afterwards neither disk nor database has what a tenant or an end user left."""
 
 import asyncio
+import errno
 import json
 import random
 from collections.abc import Callable
@@ -321,6 +322,20 @@ def test_stored_responses_in_redis_are_erased(
     assert asyncio.run(left(puts=False)) == [f"{key_id}/bob", "others/alice"]
     assert outrider("erase --tenant app --wait 0 --yes").exit_code == 0
     assert asyncio.run(left(puts=False)) == ["others/alice"]
+
+
+def test_no_copy_of_texts_is_left_where_the_disk_is_full(
+    outrider: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    capture(tmp_path / "texts", exchange("app", "hers", user="ann"), exchange("app", CANARY))
+    monkeypatch.setenv("OUTRIDER_TELEMETRY__CAPTURE__FOLDER", str(tmp_path / "texts"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", is_full)
+        assert outrider("erase --end-user ann --yes").exit_code == 1
+    assert files_with(tmp_path, CANARY) == ["capture-2001-09-09.jsonl"]
 
 
 def test_what_cannot_be_erased_is_said(outrider: Invoke) -> None:
