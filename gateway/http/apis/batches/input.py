@@ -72,6 +72,7 @@ def portions(lines: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, byt
 def read_line(number: int, line: bytes, endpoint: str) -> BatchLine:
     """Read a line. Raises LineFaultError."""
     try:
+        line.decode()  # what is inside of `body` is not looked at below
         found = _read_line(line)
     except msgspec.ValidationError as error:
         raise _fault(number, "missing_required_parameter", f"{error}.", _id_in(line)) from None
@@ -121,18 +122,15 @@ def checked_lines(
 
 
 def request_body(line: BatchLine) -> bytes:
-    """Return the body of a line's request, which waits for what others leave idle.
-
-    Raises ValueError for what is no JSON.
-    """
+    """Return the body of a line's request, which waits for what others leave idle."""
     if line.url == "/v1/embeddings":
         return msgspec.json.encode(line.body)
     try:
-        given = line.body.get("outrider", msgspec.Raw(b"{}"))
-        options: Any = msgspec.json.decode(given, type=dict[str, msgspec.Raw])
+        given = line.body.get("outrider", msgspec.Raw(b"null"))
+        options: Any = msgspec.json.decode(given, type=dict[str, msgspec.Raw] | None)
     except msgspec.ValidationError:
         return msgspec.json.encode(line.body)  # to be refused by its reader
-    options["slo"] = {"class": IDLE}
+    options = {**(options or {}), "slo": {"class": IDLE}}
     return msgspec.json.encode({**line.body, "outrider": options})
 
 

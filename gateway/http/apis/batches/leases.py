@@ -104,11 +104,12 @@ class BatchLeases:
             rows = connection.execute(select(batches).where(is_own)).mappings().all()
         return {row["id"]: BatchRecord(**row) for row in rows}
 
-    def release(self, batch_id: str) -> None:
-        """Let another process go on with a batch."""
+    def release(self, batch_id: str, after_s: float = 0.0) -> None:
+        """Let another process go on with a batch, or this one, so much later."""
         mine = (batches.c.id == batch_id) & (batches.c.owner == self._owner)
+        values = {"owner": None, "owned_until": self._wall_clock() + after_s}
         with self._database.write() as connection:
-            connection.execute(changed(batches).where(mine).values(owner=None, owned_until=0.0))
+            connection.execute(changed(batches).where(mine).values(values))
 
     def update(
         self, batch_id: str, *, was: Collection[str] = OPEN, **values: Any

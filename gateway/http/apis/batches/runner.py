@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from outrider.gateway.contract.errors.tree import StorageError
-from outrider.gateway.http.apis.batches.leases import LEASE_S, LeaseLostError
+from outrider.gateway.http.apis.batches.leases import LeaseLostError
 from outrider.gateway.http.apis.batches.work import BatchWork, HeldError, WorkParts
 
 logger = logging.getLogger(__name__)
@@ -15,6 +15,8 @@ _POLL_S: Final = 1.0
 _MAX_BATCHES: Final = 16
 """Batches that one process works on at once: their requests take turns."""
 _SWEEP_S: Final = 3600.0
+_AGAIN_S: Final = 60.0
+"""A batch whose work failed is tried again so much later: its tenant's others come first."""
 
 
 class BatchRunner:
@@ -88,14 +90,13 @@ class BatchRunner:
         except* Exception as group:
             error = group.exceptions[0]
             logger.exception("work on a batch failed id=%s", batch_id, exc_info=error)
-            await asyncio.sleep(LEASE_S)  # before it is tried again
-            await self._release(batch_id)
+            await self._release(batch_id, _AGAIN_S)
         finally:
             del self._works[batch_id], self._tasks[batch_id]
 
-    async def _release(self, batch_id: str) -> None:
+    async def _release(self, batch_id: str, after_s: float = 0.0) -> None:
         with contextlib.suppress(StorageError):
-            await asyncio.to_thread(self._parts.leases.release, batch_id)
+            await asyncio.to_thread(self._parts.leases.release, batch_id, after_s)
 
     async def _leave(self) -> None:
         """End the work; requests that are being answered are answered again elsewhere."""

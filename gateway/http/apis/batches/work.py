@@ -38,6 +38,7 @@ from outrider.gateway.http.apis.batches.output import (
 )
 from outrider.gateway.http.apis.batches.records import BatchRecord
 from outrider.gateway.http.apis.batches.store import BatchStore
+from outrider.gateway.tenancy.ledger.row import printable
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ _HELD_S: Final = 60.0
 _RETRY_S: Final = 1.0
 _MAX_WAIT_S: Final = 60.0
 _MAX_TRIES: Final = 3
+_MAX_MODEL_CHARS: Final = 256
 _GRACE_S: Final = 30.0
 _LOST: Final = "The input file is not there any more."
 _FULL: Final = 429
@@ -357,9 +359,10 @@ def _ended_as(fault: BatchFault | None) -> str:
 
 def _model_of(line: BatchLine) -> str:
     try:
-        return msgspec.json.decode(line.body.get("model", b'""'), type=str)
-    except msgspec.DecodeError:
+        model = msgspec.json.decode(line.body.get("model", b'""'), type=str)
+    except msgspec.ValidationError:
         return ""
+    return printable(model[:_MAX_MODEL_CHARS])
 
 
 def _body_of(body: bytes) -> Any:

@@ -25,9 +25,9 @@ def line(number: int, *, url: str = CHAT, **body: Any) -> dict[str, Any]:
 
 
 def file_of(*lines: dict[str, Any] | str) -> bytes:
-    """A file of these lines; texts stand as they are."""
+    """A file of these lines; texts stand as they are, with surrogates for bytes that are none."""
     texts = (each if isinstance(each, str) else json.dumps(each) for each in lines)
-    return "".join(f"{text}\n" for text in texts).encode()
+    return "".join(f"{text}\n" for text in texts).encode(errors="surrogateescape")
 
 
 class Desk:

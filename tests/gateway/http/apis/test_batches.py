@@ -1,5 +1,6 @@
 """Files and batches through OpenAI's own client."""
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,9 +90,10 @@ def test_every_endpoint_answers_in_its_own_words(
 
 def test_requests_wait_for_what_others_leave(desk: OwnDesk) -> None:
     own = {"slo": {"class": "short-chat", "ttft_ms": 5}}
-    desk.over(desk.begin(line(1), line(2, outrider=own, service_tier="priority")))
+    lines = (line(1), line(2, outrider=own, service_tier="priority"), line(3, outrider=None))
+    desk.over(desk.begin(*lines))
     asked = desk.world.engine.submitted
-    assert len(asked) == 2
+    assert len(asked) == 3
     assert all(request.objective.is_yielding for request in asked)
 
 
@@ -108,6 +110,7 @@ def test_broken_lines_are_named_by_their_numbers(desk: OwnDesk) -> None:
             {**line(2), "url": "/v1/completions"},
             line(3, stream=True),
             {"custom_id": "q9", "method": "POST", "url": CHAT},
+            json.dumps(line(10, outrider={"tag": "?"})).replace("?", "\udcff"),
         )
     )
     assert batch.status == "failed"
@@ -118,11 +121,20 @@ def test_broken_lines_are_named_by_their_numbers(desk: OwnDesk) -> None:
         (5, "invalid_url"),
         (6, "unsupported_parameter"),
         (7, "missing_required_parameter"),
+        (8, "invalid_json_line"),
     ]
     errors = desk.read(batch.error_file_id)
-    assert [each["error"]["line"] for each in errors] == [2, 4, 5, 6, 7]
-    assert [each["custom_id"] for each in errors] == [None, "q1", "q2", "q3", "q9"]
+    assert [each["error"]["line"] for each in errors] == [2, 4, 5, 6, 7, 8]
+    assert [each["custom_id"] for each in errors] == [None, "q1", "q2", "q3", "q9", None]
     assert not desk.world.engine.submitted
+
+
+def test_a_models_name_is_told_within_bounds(desk: OwnDesk) -> None:
+    batch = desk.over(desk.begin(line(1, model="a\0b" + "x" * 100_000)))
+    assert batch.status == "completed", "its request is refused, as any other would be"
+    assert batch.request_counts.failed == 1
+    assert batch.model.startswith("a?bx")
+    assert len(batch.model) == 256
 
 
 @pytest.mark.parametrize(
