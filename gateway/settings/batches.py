@@ -26,15 +26,13 @@ class BatchSettings(Section):
     """Requests of batches that a process works on at once."""
     max_other_requests: Annotated[int, Field(ge=0)] = 0
     """A request of a batch begins only while the engine and the upstream tiers work on at most so
-    many other requests."""
+    many other requests. Above 0 it does not stand still beside them, either: its latency class is
+    batch in the place of idle."""
     max_file_bytes: Count = 200 * 2**20
-    """Size of an uploaded file."""
+    """Size of an upload."""
     max_bytes_per_tenant: Count = 2 * 2**30
-    """Size of a tenant's files; results are written beyond it."""
-    max_lines: Annotated[int, Field(ge=1, le=1_000_000)] = 50_000
-    """Requests of a batch."""
-    max_batches_per_tenant: Count = 100
-    """Batches of a tenant that are not over yet."""
+    """Size of a tenant's files, each with 4 KiB more than its content. Beyond it nothing is
+    uploaded or begun; results are written."""
     ttl_s: Annotated[float, Field(ge=3600, le=365 * _DAY_S)] = 30 * _DAY_S
     """Time that files, and batches that are over, are kept."""
 

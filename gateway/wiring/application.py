@@ -31,6 +31,7 @@ from outrider.gateway.http.dashboard.recent import RecentOutcomes
 from outrider.gateway.http.edge.foreign_pages import ForeignPages
 from outrider.gateway.http.server.app import Routes, create_app
 from outrider.gateway.http.server.auth_dispatcher import AuthDispatcher
+from outrider.gateway.http.server.batch_routes import BatchRoutes
 from outrider.gateway.http.server.endpoints import RequestIntake
 from outrider.gateway.http.server.lifespan import Lifespan
 from outrider.gateway.http.server.pages import Pages
@@ -49,7 +50,7 @@ from outrider.gateway.wiring.answering import (
     build_jobs,
     build_planner,
 )
-from outrider.gateway.wiring.batches import build_batches
+from outrider.gateway.wiring.batches import build_batch_runner
 from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.responses import conversations
 from outrider.gateway.wiring.sign_in import sign_in_endpoints
@@ -82,7 +83,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         checks=parts.checks,
         passing=PassThrough(upstream=parts.upstream, names=catalog, chains=chains),
     )
-    batches = build_batches(parts, answers, passing, status)
+    batches = build_batch_runner(parts, answers, passing, status)
     routes = Routes(
         answers=answers,
         ollama=_build_ollama(parts, status, catalog, intake),
@@ -131,7 +132,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         intake=intake,
         lifespan=replace(
             _build_lifespan(parts, jobs, adapters, dashboard, loop_lag, status, prompts),
-            batches=batches.runner,
+            batches=batches,
         ),
         authenticate=keys.authenticator.authenticate,
         foreign_pages=ForeignPages.of(parts.http),
@@ -139,7 +140,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
         upstream_tiers=tuple(parts.upstream.tiers),
         stored=StoredEndpoints(conversations=conversations(parts)),
         passing=passing,
-        batches=batches.routes,
+        batches=BatchRoutes(runner=batches),
         sign_in=sign_in_endpoints(parts.tenancy.keys.authenticator, parts.sign_in),
     )
     if parts.siblings is not None:

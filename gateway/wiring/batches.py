@@ -3,24 +3,16 @@
 import asyncio
 import secrets
 import time
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-from prometheus_client import CollectorRegistry
-
-from outrider.gateway.http.apis.batches.batch_endpoints import BatchEndpoints
 from outrider.gateway.http.apis.batches.calls import IdleGate
-from outrider.gateway.http.apis.batches.file_endpoints import FileEndpoints
-from outrider.gateway.http.apis.batches.folder import FileFolder
 from outrider.gateway.http.apis.batches.leases import BatchLeases
 from outrider.gateway.http.apis.batches.metrics import BatchMetrics
-from outrider.gateway.http.apis.batches.output import OutputWriter
 from outrider.gateway.http.apis.batches.runner import BatchRunner
 from outrider.gateway.http.apis.batches.store import BatchStore
 from outrider.gateway.http.apis.batches.work import WorkParts
 from outrider.gateway.http.server.batch_calls import BatchCalls
-from outrider.gateway.http.server.batch_routes import BatchRoutes
 from outrider.gateway.http.server.endpoints import AnswerEndpoints
 from outrider.gateway.http.server.pass_through_endpoints import PassThroughEndpoints
 from outrider.gateway.http.server.status import StatusEndpoints
@@ -38,10 +30,10 @@ def build_batch_store(settings: Settings, database: Database | None) -> BatchSto
         return None
     store = batch_store(settings, database)
     try:
-        store.folder.open()
+        store.make_folder()
     except OSError as error:
         raise SettingsError(
-            f"batches.folder: {store.folder.folder} cannot be made: {error.strerror}"
+            f"batches.folder: {store.folder} cannot be made: {error.strerror}"
         ) from None
     return store
 
@@ -50,54 +42,32 @@ def batch_store(settings: Settings, database: Database) -> BatchStore:
     """Return the store of a database, also where batches are off now."""
     options = settings.batches
     place = folder_beside(database, _SUFFIX) if options.folder is None else options.folder
-    folder = FileFolder(place.expanduser().absolute())
-    return BatchStore(database, folder, options, time.time)
+    return BatchStore(database, place.expanduser().absolute(), options, time.time)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
-    """The endpoints of batches, and what works on them; None where there are none."""
-
-    routes: BatchRoutes
-    runner: BatchRunner | None
-
-
-def build_batches(
+def build_batch_runner(
     parts: GatewayParts,
     answers: AnswerEndpoints,
     passing: PassThroughEndpoints,
     status: StatusEndpoints,
-) -> Batches:
-    """Join a store with what answers requests."""
+) -> BatchRunner | None:
+    """Join a store with what answers requests; None without batches."""
     store = parts.batches
-    runner = None if store is None else _build_runner(parts, store, answers, passing, status)
-    routes = BatchRoutes(
-        files=FileEndpoints(store=store),
-        batches=BatchEndpoints(store=store, wake=_nothing if runner is None else runner.wake),
-    )
-    return Batches(routes=routes, runner=runner)
-
-
-def _build_runner(
-    parts: GatewayParts,
-    store: BatchStore,
-    answers: AnswerEndpoints,
-    passing: PassThroughEndpoints,
-    status: StatusEndpoints,
-) -> BatchRunner:
-    options, tenancy = store.settings, parts.tenancy
+    if store is None:
+        return None
+    options, tenancy, tiers = store.settings, parts.tenancy, parts.upstream.tiers
     prices = tenancy.prices.charging(Decimal(repr(options.price)))
-    registry: CollectorRegistry = parts.metrics.registry
-    metrics = BatchMetrics(registry)
+    metrics = BatchMetrics(parts.metrics.registry)
     authenticator = tenancy.keys.authenticator
-    leases = BatchLeases(
-        store.database, tenancy.ledger, prices, secrets.token_hex(16), store.wall_clock
-    )
-    tiers = parts.upstream.tiers
+
+    def upstream_load() -> int:
+        return sum(each.in_flight for tier in tiers.values() for each in tier.replicas.replicas)
+
     work = WorkParts(
         store=store,
-        leases=leases,
-        writer=OutputWriter(store.folder, leases, store.wall_clock, parts.limits.max_body_bytes),
+        leases=BatchLeases(
+            store.database, tenancy.ledger, prices, secrets.token_hex(16), store.wall_clock
+        ),
         ask=BatchCalls(
             answers,
             passing,
@@ -106,12 +76,10 @@ def _build_runner(
             max_concurrent=options.concurrent_requests,
         ),
         gate=IdleGate(
-            status.stats,
-            lambda: sum(
-                each.in_flight for tier in tiers.values() for each in tier.replicas.replicas
-            ),
-            options.max_other_requests,
-            metrics,
+            read_stats=status.stats,
+            upstream_load=upstream_load,
+            max_others=options.max_other_requests,
+            tell_held=metrics.is_held.set,
         ),
         key_error=authenticator.gone,
         slots=asyncio.Semaphore(options.concurrent_requests),
@@ -119,7 +87,3 @@ def _build_runner(
         max_body_bytes=parts.limits.max_body_bytes,
     )
     return BatchRunner(work)
-
-
-def _nothing() -> None:
-    """There is no runner to wake."""

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI
-from sqlalchemy import Connection
 from starlette.types import Message, Receive
 
 from outrider.gateway.answering.candidates.pass_through import PASSED_ROUTES
@@ -21,7 +20,7 @@ from outrider.gateway.http.server.auth_dispatcher import AuthDispatcher, Endpoin
 from outrider.gateway.http.server.endpoints import AnswerEndpoints, RequestIntake
 from outrider.gateway.http.server.pass_through_endpoints import PassThroughEndpoints
 from outrider.gateway.tenancy.keys.keys import Principal
-from outrider.gateway.tenancy.ledger.book import Ledger
+from outrider.gateway.tenancy.ledger.book import Ledger, NullLedger
 from outrider.gateway.tenancy.ledger.prices import PriceBook
 from outrider.gateway.tenancy.ledger.row import LedgerRow
 
@@ -35,10 +34,10 @@ _RESPONSES: Final = "/v1/responses"
 _EMBEDDINGS: Final = "/v1/embeddings"
 
 
-class _Books:
+class _Books(NullLedger):
     """Gathers the rows of requests under way, by their ids; enters others, uncharged.
 
-    Implements `Ledger` and `OutcomeSink`.
+    Implements `Ledger` and `OutcomeSink`. The ledger itself is started and closed elsewhere.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -71,20 +70,6 @@ class _Books:
         """Note that a request is booked."""
         if (found := self._open.get(outcome.client_request_id)) is not None:
             found[1].set()
-
-    def store_in(self, connection: Connection, rows: Sequence[LedgerRow]) -> None:
-        """Store rows in the ledger."""
-        self._ledger.store_in(connection, rows)
-
-    async def start(self) -> None:
-        """Do nothing: the ledger is another's."""
-
-    async def flush(self) -> None:
-        """Return when the ledger's rows are stored."""
-        await self._ledger.flush()
-
-    async def close(self) -> None:
-        """Do nothing: the ledger is another's."""
 
 
 class BatchCalls:

@@ -1,5 +1,6 @@
 """The paths of files and batches, and their descriptions."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -7,20 +8,15 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from outrider.gateway.contract.errors.tree import PermissionDeniedError
-from outrider.gateway.contract.schema.openapi import (
-    failures,
-    json_content,
-    operation,
-    success,
-)
+from outrider.gateway.contract.errors.tree import NotFoundError, PermissionDeniedError
+from outrider.gateway.contract.schema.openapi import failures, json_content, operation, success
 from outrider.gateway.http.apis.api import Caller
-from outrider.gateway.http.apis.batches.batch_endpoints import (
+from outrider.gateway.http.apis.batches.endpoints import (
     DEFAULT_BATCHES,
     MAX_BATCHES,
+    MAX_FILES,
     BatchEndpoints,
 )
-from outrider.gateway.http.apis.batches.file_endpoints import MAX_FILES, FileEndpoints
 from outrider.gateway.http.apis.batches.objects import (
     MAX_TTL_S,
     MIN_TTL_S,
@@ -31,12 +27,19 @@ from outrider.gateway.http.apis.batches.objects import (
     FileList,
     FileObject,
 )
+from outrider.gateway.http.apis.batches.runner import BatchRunner
+from outrider.gateway.http.apis.batches.uploads import Uploads
 from outrider.gateway.http.server.auth_dispatcher import principal_of
 from outrider.gateway.http.server.endpoints import MAX_SMALL_BODY_BYTES, RequestIntake
 from outrider.gateway.tenancy.keys.keys import SIGNED_IN_PREFIX, Principal
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 _FILES: Final = "/v1/files"
 _BATCHES: Final = "/v1/batches"
+_OFF: Final = "This gateway takes no files and batches (batches.enabled is false)."
+_NEEDS_KEY: Final = (
+    "Files and batches need an API key: a batch is answered when a token has long expired."
+)
 _FORM: Final = {
     "type": "object",
     "properties": {
@@ -54,70 +57,72 @@ _FORM: Final = {
 class BatchRoutes:
     """The endpoints of files and batches."""
 
-    files: FileEndpoints
-    batches: BatchEndpoints
+    runner: BatchRunner | None
+    """None: there are no batches, and the paths say so."""
 
     def add_to(self, app: FastAPI, intake: RequestIntake) -> None:
-        """Add the paths; where there are no batches they say so and are not described."""
+        """Add the paths."""
+        if (runner := self.runner) is None:
+            for path in (_FILES, _BATCHES):
+                app.add_api_route(
+                    path + "{rest:path}",
+                    _off,
+                    methods=["GET", "POST", "DELETE"],
+                    include_in_schema=False,
+                )
+            return
+        asked, uploads = BatchEndpoints(store=runner.store), Uploads(store=runner.store)
 
         async def upload(request: Request) -> Response:
-            _key_of(request)
-            return await intake.counted_unread(request, self.files.upload)
+            _holder(request)
+            return await intake.counted_unread(request, uploads.upload)
 
         async def create(request: Request) -> Response:
-            _key_of(request)
-
             async def work(body: bytes, caller: Caller) -> Response:
-                return await self.batches.create(body, caller.principal)
+                created = await asyncio.to_thread(asked.create, body, caller.principal)
+                runner.wake()
+                return created
 
+            _holder(request)
             return await intake.counted(request, work, limit_bytes=MAX_SMALL_BODY_BYTES)
 
-        file, batch = f"{_FILES}/{{file_id}}", f"{_BATCHES}/{{batch_id}}"
-        files, batches = self.files, self.batches
-        for method, path, handler, described in (
+        async def cancel(request: Request) -> Response:
+            cancelled = await asyncio.to_thread(asked.cancel, request, _holder(request))
+            runner.wake()
+            return cancelled
+
+        file, batch = f"{_FILES}/{{id}}", f"{_BATCHES}/{{id}}"
+        for method, path, endpoint, described in (
             ("POST", _FILES, upload, _upload_operation()),
-            ("GET", _FILES, _asked_by(files.list), _files_operation()),
-            ("GET", file, _asked_by(files.retrieve), _one(FileObject, "getFile", "file_id")),
-            ("DELETE", file, _asked_by(files.delete), _one(DeletedFile, "deleteFile", "file_id")),
-            ("GET", f"{file}/content", _asked_by(files.content), _content_operation()),
+            ("GET", _FILES, _in_thread(asked.list_files), _files_operation()),
+            ("GET", file, _in_thread(asked.file), _one(FileObject, "getFile")),
+            ("DELETE", file, _in_thread(asked.delete), _one(DeletedFile, "deleteFile")),
+            ("GET", f"{file}/content", _in_thread(asked.content), _content_operation()),
             ("POST", _BATCHES, create, _create_operation()),
-            ("GET", _BATCHES, _asked_by(batches.list), _batches_operation()),
-            ("GET", batch, _asked_by(batches.retrieve), _one(BatchObject, "getBatch", "batch_id")),
-            (
-                *("POST", f"{batch}/cancel", _asked_by(batches.cancel)),
-                _one(BatchObject, "cancelBatch", "batch_id"),
-            ),
+            ("GET", _BATCHES, _in_thread(asked.list_batches), _batches_operation()),
+            ("GET", batch, _in_thread(asked.batch), _one(BatchObject, "getBatch")),
+            ("POST", f"{batch}/cancel", cancel, _one(BatchObject, "cancelBatch")),
         ):
-            app.add_api_route(
-                path,
-                handler,
-                methods=[method],
-                openapi_extra=described,
-                include_in_schema=files.store is not None,
-            )
+            app.add_api_route(path, endpoint, methods=[method], openapi_extra=described)
 
 
-def _asked_by(
-    handler: Callable[[Request, Principal], Awaitable[Response]],
-) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        return await handler(request, _key_of(request))
-
-    return endpoint
+async def _off() -> Response:
+    raise NotFoundError(_OFF)
 
 
-def _key_of(request: Request) -> Principal:
-    """Return the key that asks. Raises PermissionDeniedError for an identity provider's token.
-
-    A batch outlasts a token, and files are a whole team's.
-    """
+def _holder(request: Request) -> Principal:
+    """Return whose files and batches a request is about. Raises PermissionDeniedError."""
     principal = principal_of(request)
     if principal.key_id.startswith(SIGNED_IN_PREFIX):
-        raise PermissionDeniedError(
-            "Files and batches need a key: they outlast a token. Ask the operator for one.",
-            code="key_required",
-        )
+        raise PermissionDeniedError(_NEEDS_KEY, code="key_needed")
     return principal
+
+
+def _in_thread(handler: Callable[[Request, Principal], Response]) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        return await asyncio.to_thread(handler, request, _holder(request))
+
+    return endpoint
 
 
 def _upload_operation() -> dict[str, Any]:
@@ -138,34 +143,37 @@ def _create_operation() -> dict[str, Any]:
 
 
 def _files_operation() -> dict[str, Any]:
-    described = operation(FileList, "A page of files.", 400, 503, operation_id="listFiles")
     purpose = {"type": "string", "enum": ["batch", "batch_output"]}
     order = {"type": "string", "enum": ["asc", "desc"], "default": "desc"}
-    more = (_query("purpose", purpose), _query("order", order))
-    return {**described, "parameters": [*_paging(MAX_FILES, MAX_FILES), *more]}
+    described = _page(FileList, "listFiles", MAX_FILES, MAX_FILES)
+    described["parameters"] += [_query("purpose", purpose), _query("order", order)]
+    return described
 
 
 def _batches_operation() -> dict[str, Any]:
-    described = operation(BatchList, "A page of batches.", 400, 503, operation_id="listBatches")
-    return {**described, "parameters": _paging(DEFAULT_BATCHES, MAX_BATCHES)}
+    return _page(BatchList, "listBatches", DEFAULT_BATCHES, MAX_BATCHES)
 
 
 def _content_operation() -> dict[str, Any]:
-    described = _one(FileObject, "getFileContent", "file_id")
+    described = _one(FileObject, "getFileContent")
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     described["responses"]["200"] |= {"description": "Its bytes.", "content": content}
     return described
 
 
-def _one(answer: type, operation_id: str, parameter: str) -> dict[str, Any]:
+def _one(answer: type, operation_id: str) -> dict[str, Any]:
     described = operation(answer, "As it is now.", 404, 409, 503, operation_id=operation_id)
-    where = {"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}
+    where = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
     return {**described, "parameters": [where]}
 
 
-def _paging(default: int, most: int) -> list[dict[str, Any]]:
+def _page(answer: type, operation_id: str, default: int, most: int) -> dict[str, Any]:
+    described = operation(answer, "A page of them.", 400, 503, operation_id=operation_id)
     count = {"type": "integer", "minimum": 1, "maximum": most, "default": default}
-    return [_query("limit", count), _query("after", {"type": "string"})]
+    return {
+        **described,
+        "parameters": [_query("limit", count), _query("after", {"type": "string"})],
+    }
 
 
 def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,12 @@
 """What the work on batches needs of the gateway: answers to single requests, and idle capacity."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from outrider.engine.errors import EngineError
 from outrider.engine.events import EngineStats
-from outrider.gateway.http.apis.batches.metrics import BatchMetrics
 from outrider.gateway.tenancy.ledger.row import LedgerRow
-
-_POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,40 +29,25 @@ class Ask(Protocol):
         """Enter rows that nobody is charged for: their answer is not kept."""
 
 
+@dataclass(slots=True, kw_only=True)
 class IdleGate:
     """Opens while few other requests are under way than those of batches here."""
 
-    def __init__(
-        self,
-        read_stats: Callable[[], Awaitable[EngineStats | None]],
-        upstream_load: Callable[[], int],
-        max_others: int,
-        metrics: BatchMetrics,
-    ) -> None:
-        """`upstream_load`: requests under way at upstream servers."""
-        self._read_stats = read_stats
-        self._upstream_load = upstream_load
-        self._max_others = max_others
-        self._metrics = metrics
-        self.num_own = 0
+    read_stats: Callable[[], Awaitable[EngineStats | None]]
+    upstream_load: Callable[[], int]
+    """Requests under way at upstream servers."""
+    max_others: int
+    tell_held: Callable[[bool], None]
+    num_own: int = 0
 
     async def is_open(self) -> bool:
         """Return whether a request of a batch may begin."""
-        others = self._upstream_load() - self.num_own
+        others = self.upstream_load() - self.num_own
         try:
-            stats = await self._read_stats()
+            stats = await self.read_stats()
         except EngineError:
             stats = None
         if stats is not None:
             others += sum(each.num_running + each.num_waiting for each in stats.tiers.values())
-        is_open = others <= self._max_others
-        self._metrics.is_held.set(not is_open)
-        return is_open
-
-    async def wait(self, until_s: float, clock: Callable[[], float]) -> bool:
-        """Wait until it is open; False where it is not before `until_s` on the clock."""
-        while not await self.is_open():
-            if clock() >= until_s:
-                return False
-            await asyncio.sleep(_POLL_S)
-        return True
+        self.tell_held(others > self.max_others)
+        return others <= self.max_others

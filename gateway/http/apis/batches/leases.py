@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import delete, insert, not_, select
-from sqlalchemy import update as changed
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from outrider.gateway.http.apis.batches.records import OPEN, BatchRecord, FileRecord
@@ -20,7 +19,14 @@ from outrider.gateway.tenancy.ledger.prices import PriceBook
 from outrider.gateway.tenancy.ledger.row import LedgerRow
 
 LEASE_S: Final = 15.0
-_RESULTS_AT_ONCE: Final = 200
+_RESULTS_AT_ONCE: Final = 20
+"""A few: each may have megabytes."""
+_USAGE: Final = (
+    "num_prompt_tokens",
+    "num_cached_tokens",
+    "num_completion_tokens",
+    "num_reasoning_tokens",
+)
 
 
 class LeaseLostError(Exception):
@@ -64,69 +70,55 @@ class BatchLeases:
         with self._database.write() as connection:
             insert_new(connection, price_versions, [row])
 
-    def claim(self, held: Collection[str], *, is_idle: bool = True) -> BatchRecord | None:
-        """Take the oldest batch that nobody works on; without idle capacity, of short work.
+    def claim(self, held: Collection[str]) -> BatchRecord | None:
+        """Take the oldest batch that nobody works on. `held`: tenants whose batches have to wait.
 
-        `held`: tenants whose batches have to wait.
+        None also where another process took it at the same moment.
         """
         now_s = self._wall_clock()
-        wanted = (
-            select(batches)
-            .where(
-                batches.c.status.in_(OPEN),
-                batches.c.owned_until < now_s,
-                batches.c.tenant.not_in(tuple(held)),
-            )
+        is_free = batches.c.status.in_(OPEN) & (batches.c.owned_until < now_s)
+        oldest = (
+            select(batches.c.id)
+            .where(is_free, batches.c.tenant.not_in(tuple(held)))
             .order_by(batches.c.created_at)
             .limit(1)
         )
-        if not is_idle:
-            is_long = (batches.c.status == "in_progress") & (batches.c.expires_at > now_s)
-            wanted = wanted.where(not_(is_long))
         with self._database.read() as connection:  # which keeps nobody from writing
-            if connection.execute(wanted).first() is None:
-                return None
+            batch_id = connection.execute(oldest).scalar()
+        if batch_id is None:
+            return None
+        mine = {"owner": self._owner, "owned_until": now_s + LEASE_S}
         with self._database.write() as connection:
-            row = connection.execute(wanted.with_for_update(skip_locked=True)).mappings().first()
-            if row is None:
-                return None
-            record = BatchRecord(**row)
-            mine = {"owner": self._owner, "owned_until": now_s + LEASE_S}
-            connection.execute(changed(batches).where(batches.c.id == record.id).values(mine))
-        return msgspec.structs.replace(record, **mine)
+            taken = update(batches).where(batches.c.id == batch_id, is_free).values(mine)
+            return _read(connection, batch_id) if connection.execute(taken).rowcount else None
 
     def renew(self) -> dict[str, BatchRecord]:
         """Extend all leases of this process, and return the batches by id."""
         is_own = (batches.c.owner == self._owner) & batches.c.status.in_(OPEN)
         until_s = self._wall_clock() + LEASE_S
         with self._database.write() as connection:
-            connection.execute(changed(batches).where(is_own).values(owned_until=until_s))
+            connection.execute(update(batches).where(is_own).values(owned_until=until_s))
             rows = connection.execute(select(batches).where(is_own)).mappings().all()
         return {row["id"]: BatchRecord(**row) for row in rows}
 
     def release(self, batch_id: str, after_s: float = 0.0) -> None:
         """Let another process go on with a batch, or this one, so much later."""
-        mine = (batches.c.id == batch_id) & (batches.c.owner == self._owner)
         values = {"owner": None, "owned_until": self._wall_clock() + after_s}
         with self._database.write() as connection:
-            connection.execute(changed(batches).where(mine).values(values))
+            connection.execute(update(batches).where(self._is_mine(batch_id)).values(values))
 
-    def update(
-        self, batch_id: str, *, was: Collection[str] = OPEN, **values: Any
-    ) -> BatchRecord | None:
-        """Change a batch that is in one of the states `was`, and return it; None: it is in none.
+    def update(self, batch_id: str, was: str, **values: Any) -> BatchRecord:
+        """Change a batch that is in the state `was`, and return it as it is then.
 
         Raises LeaseLostError.
         """
-        mine = (batches.c.id == batch_id) & (batches.c.owner == self._owner)
+        mine = self._is_mine(batch_id)
         with self._database.write() as connection:
-            is_changed = connection.execute(
-                changed(batches).where(mine, batches.c.status.in_(tuple(was))).values(values)
-            ).rowcount
-            row = connection.execute(select(batches).where(mine)).mappings().first()
-        if row is None:
+            connection.execute(update(batches).where(mine, batches.c.status == was).values(values))
+            found = connection.execute(select(batches).where(mine)).mappings().first()
+        if found is None:
             raise LeaseLostError(batch_id)
-        return BatchRecord(**row) if is_changed else None
+        return BatchRecord(**found)
 
     def done_lines(self, batch_id: str) -> set[int]:
         """Return the lines whose requests are over."""
@@ -134,78 +126,63 @@ class BatchLeases:
         with self._database.read() as connection:
             return set(connection.execute(wanted).scalars())
 
-    def commit(self, batch_id: str, results: Sequence[LineResult]) -> None:
-        """Store results with their ledger's rows: all of it or, with LeaseLostError, nothing."""
-        rows = [row for result in results for row in result.rows]
-        told = [row for row in rows if row.charge_nanos or row.num_charged_tokens]
-        sums = {
-            "num_failed": sum(result.is_error for result in results),
-            "num_completed": sum(not result.is_error for result in results),
-            **{name: sum(getattr(row, name) for row in told) for name in _USAGE},
+    def commit(self, batch_id: str, result: LineResult) -> None:
+        """Store a result with its ledger's rows: all of it or, with LeaseLostError, nothing."""
+        told = [row for row in result.rows if row.charge_nanos or row.num_charged_tokens]
+        counted = {name: sum(getattr(row, name) for row in told) for name in _USAGE}
+        counted["num_failed" if result.is_error else "num_completed"] = 1
+        values = {name: batches.c[name] + number for name, number in counted.items()}
+        stored = {
+            "batch_id": batch_id,
+            "line": result.line,
+            "is_error": result.is_error,
+            "result": result.result,
         }
-        values = {name: batches.c[name] + number for name, number in sums.items()}
-        mine = (batches.c.id == batch_id) & (batches.c.owner == self._owner)
         try:
             with self._database.write() as connection:
-                statement = changed(batches).where(mine, batches.c.status.in_(OPEN))
-                if connection.execute(statement.values(values)).rowcount != 1:
-                    raise LeaseLostError(batch_id)
-                stored = [
-                    {
-                        "batch_id": batch_id,
-                        "line": each.line,
-                        "is_error": each.is_error,
-                        "result": each.result,
-                    }
-                    for each in results
-                ]
-                connection.execute(insert(batch_results), stored)
-                self._ledger.store_in(connection, rows)
+                self._change(connection, batch_id, values)
+                connection.execute(insert(batch_results), [stored])
+                self._ledger.store_in(connection, result.rows)
         except IntegrityError as error:
             raise LeaseLostError(batch_id) from error
 
-    def results(self, batch_id: str, *, is_error: bool) -> Iterator[str]:
-        """Yield the lines of a file, in the order of the input's."""
+    def results(self, batch_id: str, *, is_error: bool) -> Iterator[list[str]]:
+        """Yield the lines of a file, some at a time, in the order of the input's."""
         last = -1
+        own = (batch_results.c.batch_id == batch_id) & (batch_results.c.is_error == is_error)
+        wanted = select(batch_results.c.line, batch_results.c.result).order_by(batch_results.c.line)
         while True:
-            wanted = (
-                select(batch_results.c.line, batch_results.c.result)
-                .where(
-                    batch_results.c.batch_id == batch_id,
-                    batch_results.c.is_error == is_error,
-                    batch_results.c.line > last,
-                )
-                .order_by(batch_results.c.line)
-                .limit(_RESULTS_AT_ONCE)
-            )
+            more = wanted.where(own, batch_results.c.line > last).limit(_RESULTS_AT_ONCE)
             with self._database.read() as connection:
-                rows = connection.execute(wanted).all()
-            for row in rows:
-                last = row.line
-                yield row.result
-            if len(rows) < _RESULTS_AT_ONCE:
+                rows = connection.execute(more).all()
+            if not rows:
                 return
+            last = rows[-1].line
+            yield [row.result for row in rows]
 
     def finish(self, batch_id: str, written: Sequence[FileRecord], **values: Any) -> BatchRecord:
         """End a batch whose files are written. Raises LeaseLostError."""
-        mine = (batches.c.id == batch_id) & (batches.c.owner == self._owner)
-        values |= {"owner": None, "owned_until": 0.0}
         with self._database.write() as connection:
-            statement = changed(batches).where(mine, batches.c.status.in_(OPEN)).values(values)
-            if connection.execute(statement).rowcount != 1:
-                raise LeaseLostError(batch_id)
+            self._change(connection, batch_id, values)
             if written:
                 connection.execute(
                     insert(files), [msgspec.structs.asdict(each) for each in written]
                 )
             connection.execute(delete(batch_results).where(batch_results.c.batch_id == batch_id))
-            row = connection.execute(select(batches).where(batches.c.id == batch_id))
-            return BatchRecord(**row.mappings().one())
+            is_it = batches.c.id == batch_id
+            connection.execute(update(batches).where(is_it).values(owner=None, owned_until=0.0))
+            return _read(connection, batch_id)
+
+    def _is_mine(self, batch_id: str) -> ColumnElement[bool]:
+        return (batches.c.id == batch_id) & (batches.c.owner == self._owner)
+
+    def _change(self, connection: Connection, batch_id: str, values: dict[str, Any]) -> None:
+        """Change a batch that is not over. Raises LeaseLostError."""
+        is_going_on = self._is_mine(batch_id) & batches.c.status.in_(OPEN)
+        if not connection.execute(update(batches).where(is_going_on).values(values)).rowcount:
+            raise LeaseLostError(batch_id)
 
 
-_USAGE: Final = (
-    "num_prompt_tokens",
-    "num_cached_tokens",
-    "num_completion_tokens",
-    "num_reasoning_tokens",
-)
+def _read(connection: Connection, batch_id: str) -> BatchRecord:
+    found = connection.execute(select(batches).where(batches.c.id == batch_id))
+    return BatchRecord(**found.mappings().one())

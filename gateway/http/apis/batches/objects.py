@@ -40,14 +40,17 @@ class FileObject(CompleteModel, kw_only=True):
     status_details: None = None
 
 
-class FileList(CompleteModel, kw_only=True):
-    """A page of files."""
-
+class _Page(CompleteModel, kw_only=True):
     object: Literal["list"] = "list"
-    data: list[FileObject]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class FileList(_Page, kw_only=True):
+    """A page of files."""
+
+    data: list[FileObject]
 
 
 class DeletedFile(CompleteModel, kw_only=True):
@@ -89,7 +92,7 @@ class BatchFault(CompleteModel, kw_only=True):
 
 
 class BatchFaults(CompleteModel, kw_only=True):
-    """The first faults; the error file has all of them."""
+    """The first faults."""
 
     object: Literal["list"] = "list"
     data: list[BatchFault]
@@ -152,14 +155,10 @@ class BatchObject(CompleteModel, kw_only=True):
     metadata: Annotated[dict[str, Any] | None, says("As it was given.")]
 
 
-class BatchList(CompleteModel, kw_only=True):
+class BatchList(_Page, kw_only=True):
     """A page of batches, the latest first."""
 
-    object: Literal["list"] = "list"
     data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 BATCH_MODELS: Final = (FileObject, FileList, DeletedFile, BatchCreation, BatchObject, BatchList)

@@ -7,12 +7,12 @@ from typing import Final
 
 from outrider.gateway.contract.errors.tree import StorageError
 from outrider.gateway.http.apis.batches.leases import LeaseLostError
-from outrider.gateway.http.apis.batches.work import BatchWork, HeldError, WorkParts
+from outrider.gateway.http.apis.batches.work import BatchWork, WorkParts
 
 logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 1.0
-_MAX_BATCHES: Final = 16
+_MAX_BATCHES: Final = 32
 """Batches that one process works on at once: their requests take turns."""
 _SWEEP_S: Final = 3600.0
 _AGAIN_S: Final = 60.0
@@ -24,8 +24,8 @@ class BatchRunner:
 
     def __init__(self, parts: WorkParts) -> None:
         self._parts = parts
-        self._works: dict[str, BatchWork] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.store = parts.store
+        self._works: dict[str, tuple[BatchWork, asyncio.Task[None]]] = {}
         self._new = asyncio.Event()
         self._sweeps_at_s = 0.0
         self._has_stored_prices = False
@@ -40,8 +40,8 @@ class BatchRunner:
             while True:
                 try:
                     await self._turn()
-                except StorageError as error:
-                    logger.warning("batches wait for the database error=%s", error)
+                except (StorageError, OSError) as error:
+                    logger.warning("batches wait for their storage error=%s", error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._new.wait(), _POLL_S)
                 self._new.clear()
@@ -55,44 +55,41 @@ class BatchRunner:
             self._has_stored_prices = True
         if self._works:
             records = await asyncio.to_thread(leases.renew)
-            for batch_id, work in self._works.items():
+            for batch_id, (work, _) in self._works.items():
                 record = records.get(batch_id)
                 if record is not None and record.status == "cancelling":
                     work.record = record
         await self._claim()
         if self._parts.clock() >= self._sweeps_at_s:
             self._sweeps_at_s = self._parts.clock() + _SWEEP_S
-            await asyncio.to_thread(self._parts.store.sweep)
+            await asyncio.to_thread(self.store.sweep)
 
     async def _claim(self) -> None:
         """Take batches that nobody works on."""
-        is_idle = await self._parts.gate.is_open()
         while len(self._works) < _MAX_BATCHES:
-            held = {work.record.tenant for work in self._works.values()}
-            record = await asyncio.to_thread(self._parts.leases.claim, held, is_idle=is_idle)
+            held = {work.record.tenant for work, _ in self._works.values()}
+            record = await asyncio.to_thread(self._parts.leases.claim, held)
             if record is None:
                 break
-            work = self._works[record.id] = BatchWork(parts=self._parts, record=record)
-            self._tasks[record.id] = asyncio.create_task(self._run(work))
+            work = BatchWork(parts=self._parts, record=record)
+            self._works[record.id] = work, asyncio.create_task(self._run(work))
         self._parts.metrics.batches.set(len(self._works))
 
     async def _run(self, work: BatchWork) -> None:
         batch_id = work.record.id
         try:
             ended = await work.run()
-            self._parts.metrics.over(ended.status)
+            self._parts.metrics.batches_over.labels(ended.status).inc()
             logger.info("batch is over id=%s status=%s", batch_id, ended.status)
             self.wake()
         except* LeaseLostError:
             logger.warning("another process works on the batch id=%s", batch_id)
-        except* HeldError:
-            await self._release(batch_id)
         except* Exception as group:
             error = group.exceptions[0]
             logger.exception("work on a batch failed id=%s", batch_id, exc_info=error)
             await self._release(batch_id, _AGAIN_S)
         finally:
-            del self._works[batch_id], self._tasks[batch_id]
+            del self._works[batch_id]
 
     async def _release(self, batch_id: str, after_s: float = 0.0) -> None:
         with contextlib.suppress(StorageError):
@@ -100,10 +97,10 @@ class BatchRunner:
 
     async def _leave(self) -> None:
         """End the work; requests that are being answered are answered again elsewhere."""
-        ids, tasks = list(self._works), list(self._tasks.values())
-        for task in tasks:
+        works = dict(self._works)
+        for _, task in works.values():
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        for batch_id in ids:
+        if works:
+            await asyncio.wait([task for _, task in works.values()])
+        for batch_id in works:
             await self._release(batch_id)

@@ -3,7 +3,6 @@
 import contextlib
 from pathlib import Path
 
-from outrider.gateway.http.apis.batches.folder import FileFolder
 from outrider.gateway.http.apis.batches.leases import LEASE_S, BatchLeases, LineResult
 from outrider.gateway.http.apis.batches.records import BatchRecord, FileRecord
 from outrider.gateway.http.apis.batches.store import BatchStore
@@ -26,12 +25,12 @@ def test_a_batch_goes_through_its_states(database_url: str, tmp_path: Path) -> N
     now_s = 100.0
     with contextlib.closing(Database(database_url)) as database:
         database.migrate()
-        folder = FileFolder(tmp_path / "files")
-        folder.open()
+        folder = tmp_path / "files"
         store = BatchStore(database, folder, BatchSettings(), lambda: now_s)
-        with store.writing() as (part, file):
+        store.make_folder()
+        with store.writing() as file:
             file.write(b"{}")
-            store.add_file(FILE, part)
+            store.add_file(FILE, file)
         store.add_batch(BATCH)
         prices = PriceBook.free()
         one, other = (
@@ -45,25 +44,23 @@ def test_a_batch_goes_through_its_states(database_url: str, tmp_path: Path) -> N
         assert claimed is not None
         assert claimed.owner == "a"
         assert other.claim(()) is None
-        changed = one.update("batch_1", was=("validating",), status="in_progress", num_total=2)
-        assert changed is not None
-        assert changed.num_total == 2
-        assert one.update("batch_1", was=("validating",), status="in_progress") is None
-        one.commit("batch_1", [LineResult(line=2, is_error=True, result="b")])
+        changed = one.update("batch_1", "validating", status="in_progress", num_total=2)
+        assert (changed.status, changed.num_total) == ("in_progress", 2)
+        assert one.update("batch_1", "validating", num_total=3) == changed
+        one.commit("batch_1", LineResult(line=2, is_error=True, result="b"))
 
         now_s += LEASE_S + 1
-        assert other.claim((), is_idle=False) is None, "it would wait for idle capacity"
         assert store.cancel("t", "batch_1").status == "cancelling"
-        assert other.claim((), is_idle=False) is not None
+        assert other.claim(()) is not None
         assert one.renew() == {}
         assert other.done_lines("batch_1") == {2}
-        other.commit("batch_1", [LineResult(line=1, is_error=False, result="a")])
-        assert list(other.results("batch_1", is_error=True)) == ["b"]
+        other.commit("batch_1", LineResult(line=1, is_error=False, result="a"))
+        assert list(other.results("batch_1", is_error=True)) == [["b"]]
         ended = other.finish("batch_1", [], status="cancelled", cancelled_at=now_s)
         assert (ended.num_completed, ended.num_failed, ended.owner) == (1, 1, None)
         assert other.done_lines("batch_1") == set()
-        assert store.batches("t", limit=1, after=None) == ([ended], False)
-        assert store.files("t", purpose="batch", limit=5, order="asc", after=None)[0] == [FILE]
+        assert store.batches("t", 1, None) == ([ended], False)
+        assert store.files("t", "batch", 5, None, is_rising=True)[0] == [FILE]
         now_s += 1e9
         assert store.sweep() == 1
-        assert not list(folder.folder.glob("file-*"))
+        assert not list(folder.glob("file-*"))

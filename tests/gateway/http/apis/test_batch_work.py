@@ -72,7 +72,7 @@ def rows_in(database: Database) -> list[str]:
 
 def test_a_batch_goes_on_where_a_killed_process_left_it(desk: OwnDesk) -> None:
     record = begun(desk, line(1), line(2), line(3))
-    leases_of(desk, "killed").commit(record.id, [FIRST])
+    leases_of(desk, "killed").commit(record.id, FIRST)
     batch = desk.over(record)
     assert batch.status == "completed"
     assert (batch.request_counts.completed, batch.request_counts.failed) == (3, 0)
@@ -86,7 +86,7 @@ def test_a_batch_goes_on_where_a_killed_process_left_it(desk: OwnDesk) -> None:
 def test_a_process_that_lost_its_lease_stores_and_charges_nothing(desk: OwnDesk) -> None:
     record = begun(desk, line(1), owned_until=time.time() + 100)
     with pytest.raises(LeaseLostError):
-        leases_of(desk, "another").commit(record.id, [FIRST])
+        leases_of(desk, "another").commit(record.id, FIRST)
     with pytest.raises(LeaseLostError):
         leases_of(desk, "another").finish(record.id, [], status="completed")
     assert not rows_in(desk.books.database)
@@ -95,14 +95,14 @@ def test_a_process_that_lost_its_lease_stores_and_charges_nothing(desk: OwnDesk)
 def test_a_request_is_stored_and_charged_once(desk: OwnDesk) -> None:
     record = begun(desk, line(1), owned_until=time.time() + 100)
     leases = leases_of(desk, "killed")
-    leases.commit(record.id, [FIRST])
+    leases.commit(record.id, FIRST)
     again = LineResult(
         line=1, is_error=False, result="{}", rows=(msgspec.structs.replace(ROW, row_id="r2"),)
     )
     with pytest.raises(LeaseLostError):
-        leases.commit(record.id, [again])
+        leases.commit(record.id, again)
     assert rows_in(desk.books.database) == ["r1"]
-    assert list(leases.results(record.id, is_error=False)) == [FIRST.result]
+    assert list(leases.results(record.id, is_error=False)) == [[FIRST.result]]
 
 
 def test_one_of_two_processes_takes_a_batch(desk: OwnDesk) -> None:
@@ -153,7 +153,7 @@ def test_a_batch_ends_with_its_window(desk: OwnDesk) -> None:
 
 def test_a_batch_whose_file_was_taken_away_ends(desk: OwnDesk) -> None:
     record = begun(desk, line(1))
-    store_of(desk).folder.path(record.input_file_id).unlink()
+    store_of(desk).path(record.input_file_id).unlink()
     batch = desk.over(record)
     assert (batch.status, batch.errors.data[0].code) == ("failed", "file_not_found")
 
@@ -174,6 +174,15 @@ def test_a_revoked_key_stops_its_batches(desk: OwnDesk) -> None:
     assert sum(row["charge_nanos"] > 0 for row in desk.ledger()) == batch.num_completed
 
 
+def test_a_batch_that_cannot_be_worked_on_lets_the_others_pass(desk: OwnDesk) -> None:
+    record = begun(desk, line(1), owned_until=0.0, created_at=0.0)
+    path = store_of(desk).path(record.input_file_id)
+    path.unlink()
+    path.mkdir()
+    assert desk.over(desk.begin(line(2))).status == "completed"
+    assert desk.client.batches.retrieve(record.id).status == "in_progress"
+
+
 # ---- what a batch waits for ----------------------------------------------------------------------
 
 
@@ -185,6 +194,15 @@ def test_a_batch_waits_until_nobody_else_asks(desk: OwnDesk) -> None:
     assert not engine.submitted
     engine.current = EngineStats()
     assert desk.over(record).status == "completed"
+
+
+def test_a_batch_may_go_on_beside_others(opened: OpenWorld) -> None:
+    with open_desk(opened, batches={"max_other_requests": 1}) as desk:
+        desk.world.engine.current = EngineStats(tiers={"large": TierStats(num_running=1)})
+        assert desk.over(desk.begin(line(1))).status == "completed"
+        (asked,) = desk.world.engine.submitted
+        assert asked.objective.is_batch
+        assert not asked.objective.is_yielding
 
 
 def test_requests_wait_for_room_in_their_keys_limits(opened: OpenWorld) -> None:
@@ -225,13 +243,13 @@ def test_what_has_expired_is_deleted(desk: OwnDesk) -> None:
     batch = desk.over(desk.begin(line(1)))
     waiting = desk.upload(line(1))
     store, tenant = store_of(desk), desk.tenant
-    left_over = store.folder.folder / "file-nobodys"
+    left_over = store.folder / "file-nobodys"
     left_over.write_bytes(b"x")
     later = BatchStore(
         store.database, store.folder, store.settings, lambda: time.time() + 31 * 86_400
     )
     assert later.sweep() == 4, "input, output, the file that waits, and nobody's"
-    assert not [path for path in store.folder.folder.iterdir() if path.is_file()]
+    assert not [path for path in store.folder.iterdir() if path.is_file()]
     with pytest.raises(NotFoundError):
         store.batch(tenant, batch.id)
     with pytest.raises(NotFoundError):
@@ -241,7 +259,7 @@ def test_what_has_expired_is_deleted(desk: OwnDesk) -> None:
 def test_a_tenant_is_erased_with_its_files_and_results(desk: OwnDesk) -> None:
     desk.over(desk.begin(line(1)))
     begun(desk, line(1), line(2), owned_until=time.time() + 100)
-    leases_of(desk, "killed").commit(f"batch_{2:032x}", [FIRST])
+    leases_of(desk, "killed").commit(f"batch_{2:032x}", FIRST)
     other = desk.other()
     other.upload(line(1))
     store = store_of(desk)
@@ -249,7 +267,7 @@ def test_a_tenant_is_erased_with_its_files_and_results(desk: OwnDesk) -> None:
     assert store.erase(desk.tenant) == 0
     with desk.books.database.read() as connection:
         assert not connection.execute(select(tables.batch_results)).all()
-    left = [path for path in store.folder.folder.iterdir() if path.is_file()]
+    left = [path for path in store.folder.iterdir() if path.is_file()]
     assert [path.name for path in left] == [each.id for each in other.client.files.list()]
 
 

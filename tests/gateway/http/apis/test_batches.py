@@ -1,6 +1,7 @@
 """Files and batches through OpenAI's own client."""
 
 import json
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from sqlalchemy import select
 from outrider.gateway.storage import tables
 from tests.gateway.conftest import OpenWorld
 from tests.gateway.http.apis.batch_desk import CHAT, SAYS, OwnDesk, file_of, line, open_desk
+from tests.gateway.tenancy.sign_in.issuer import AUDIENCE, scripted_issuer
 
 
 @pytest.fixture
@@ -123,9 +125,7 @@ def test_broken_lines_are_named_by_their_numbers(desk: OwnDesk) -> None:
         (7, "missing_required_parameter"),
         (8, "invalid_json_line"),
     ]
-    errors = desk.read(batch.error_file_id)
-    assert [each["error"]["line"] for each in errors] == [2, 4, 5, 6, 7, 8]
-    assert [each["custom_id"] for each in errors] == [None, "q1", "q2", "q3", "q9", None]
+    assert batch.error_file_id is None
     assert not desk.world.engine.submitted
 
 
@@ -139,14 +139,31 @@ def test_a_models_name_is_told_within_bounds(desk: OwnDesk) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "code"),
-    [((), "empty_file"), ((line(1), line(2), line(3)), "too_many_requests")],
+    [
+        ((), "empty_file"),
+        ((line(1), line(2), line(3)), "too_many_requests"),
+        (("", "", "", line(1)), "too_many_requests"),
+    ],
 )
 def test_a_file_has_some_requests_but_not_too_many(
-    opened: OpenWorld, lines: tuple[dict[str, Any], ...], code: str
+    desk: OwnDesk,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: tuple[dict[str, Any] | str, ...],
+    code: str,
 ) -> None:
-    with open_desk(opened, batches={"max_lines": 2}) as desk:
-        batch = desk.over(desk.begin(*lines))
-        assert (batch.status, batch.errors.data[0].code) == ("failed", code)
+    monkeypatch.setattr("outrider.gateway.http.apis.batches.input.MAX_LINES", 2)
+    batch = desk.over(desk.begin(*lines))
+    assert (batch.status, batch.errors.data[-1].code) == ("failed", code)
+
+
+def test_a_file_is_read_no_further_than_a_hundred_faults(desk: OwnDesk) -> None:
+    batch = desk.over(desk.begin(*["x"] * 300))
+    assert [each.line for each in batch.errors.data] == list(range(1, 101))
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(desk: OwnDesk) -> None:
+    batch = desk.over(desk.begin("\ufeff" + json.dumps(line(1))))
+    assert batch.request_counts.completed == 1
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_read(opened: OpenWorld) -> None:
@@ -179,13 +196,34 @@ def test_an_upload_says_what_is_wrong_with_it(desk: OwnDesk) -> None:
 
 
 def test_a_tenants_files_have_a_bound(opened: OpenWorld) -> None:
-    with open_desk(opened, batches={"max_bytes_per_tenant": 3000}) as desk:
-        kept = desk.client.files.create(file=("f", b"x" * 2000), purpose="batch")
+    with open_desk(opened, batches={"max_bytes_per_tenant": 3 * 4096 + 1000}) as desk:
+        kept = [desk.client.files.create(file=(n, b""), purpose="batch").id for n in "abc"]
+        for begin in (
+            lambda: desk.client.files.create(file=("d", b"x"), purpose="batch"),
+            lambda: desk.client.files.create(file=("d", b"x" * 2000), purpose="batch"),
+        ):
+            with pytest.raises(openai.BadRequestError) as caught:
+                begin()
+            assert caught.value.code == "storage_full"
+        desk.client.files.delete(kept[0])
+        batch = desk.over(desk.begin(line(1)))
         with pytest.raises(openai.BadRequestError) as caught:
-            desk.client.files.create(file=("f", b"x" * 2000), purpose="batch")
-        assert caught.value.code == "storage_full"
-        desk.client.files.delete(kept.id)
-        desk.client.files.create(file=("f", b"x" * 2000), purpose="batch")
+            desk.client.batches.create(
+                input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"
+            )
+        assert caught.value.code == "storage_full", "the results fill it"
+
+
+def test_a_disk_that_takes_nothing_is_told(desk: OwnDesk) -> None:
+    store = desk.world.context.batches
+    assert store is not None
+    shutil.rmtree(store.folder)
+    with pytest.raises(openai.InternalServerError) as caught:
+        desk.upload(line(1))
+    assert (caught.value.status_code, caught.value.code) == (503, "storage_unavailable")
+    assert str(store.folder) not in caught.value.response.text
+    store.make_folder()
+    assert desk.upload(line(1)).status == "processed"
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -255,6 +293,18 @@ def test_another_tenant_finds_nothing(desk: OwnDesk) -> None:
     assert not list(other.files.list())
     assert not list(other.batches.list())
     assert desk.read(batch.output_file_id)
+
+
+def test_a_token_that_expires_has_no_batches(opened: OpenWorld) -> None:
+    with scripted_issuer() as issuer:
+        grants = {"staff": {"claim": "groups", "value": "staff", "admin": True}}
+        sign_in = {"idp": {"url": issuer.url, "audience": (AUDIENCE,), "grants": grants}}
+        with open_desk(opened, sign_in={"issuers": sign_in}) as desk:
+            headers = {"authorization": f"Bearer {issuer.token(groups=['staff'])}"}
+            for method, path in (("GET", "files"), ("POST", "files"), ("POST", "batches")):
+                answer = httpx.request(method, f"{desk.world.url}/v1/{path}", headers=headers)
+                assert answer.status_code == 403
+                assert answer.json()["error"]["code"] == "key_needed"
 
 
 def test_without_the_setting_there_are_none(opened: OpenWorld) -> None:

@@ -392,7 +392,7 @@ def test_files_and_batches_of_a_team_are_its_keys(
     for method in ("GET",) if path.endswith("content") else ("GET", "POST"):
         answer = HTTP.request(method, f"{made.world.url}{path}", headers=headers)
         assert answer.status_code == 403
-        assert answer.json()["error"]["code"] == "key_required"
+        assert answer.json()["error"]["code"] == "key_needed"
 
 
 def keys_of(usage: httpx.Response) -> list[str]:
