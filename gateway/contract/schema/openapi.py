@@ -188,6 +188,12 @@ def operation(answer: type, description: str, *statuses: int, operation_id: str)
     }
 
 
+def query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A field of the query."""
+    where = {"name": name, "in": "query", "required": False}
+    return {**where, "description": description, "schema": schema}
+
+
 def models_operation(
     answer: type, anthropic: type, description: str, operation_id: str, *statuses: int
 ) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
 from outrider.gateway.answering.candidates.pass_through import PASSED_ROUTES
@@ -111,47 +112,33 @@ class BatchCalls:
 
     async def ask(self, key_id: str, path: str, body: bytes, request_id: str) -> Answered:
         """Answer a request of a key as it is now. Errors are answers, too."""
-        received = _Received()
+        status, headers, received = 500, Headers(), bytearray()
+
+        async def send(message: Message) -> None:
+            nonlocal status, headers
+            if message["type"] == "http.response.start":
+                status, headers = message["status"], Headers(raw=message["headers"])
+            received.extend(message.get("body", b""))
+
         is_booked = self._books.begin(request_id)
         try:
-            await self._app(_scope(key_id, path, body, request_id), _sender(body), received)
-            if received.status == 200 and path != _EMBEDDINGS:
+            await self._app(_scope(key_id, path, body, request_id), _sender(body), send)
+            if status == 200 and path != _EMBEDDINGS:
                 async with asyncio.timeout(_BOOKED_S):
                     await is_booked.wait()
         except TimeoutError:
             logger.error("the work of a batch's request was not reported id=%s", request_id)
         except Exception as error:
-            if received.status == 0:
-                raise
             logger.exception("a batch's request failed id=%s", request_id, exc_info=error)
         except BaseException:
             self.forgive(self._books.end(request_id))
             raise
         rows = self._books.end(request_id)
-        return Answered(
-            status=received.status, headers=received.headers, body=bytes(received.body), rows=rows
-        )
+        return Answered(status=status, headers=headers, body=bytes(received), rows=rows)
 
     def forgive(self, rows: Sequence[LedgerRow]) -> None:
         """Enter rows that nobody is charged for."""
         self._books.forgive(rows)
-
-
-class _Received:
-    """What an endpoint sends."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: Mapping[str, str] = {}
-        self.body = bytearray()
-
-    async def __call__(self, message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            pairs = message.get("headers", ())
-            self.headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in pairs}
-        else:
-            self.body += message.get("body", b"")
 
 
 def _own_intake(

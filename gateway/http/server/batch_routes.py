@@ -9,7 +9,13 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from outrider.gateway.contract.errors.tree import NotFoundError, PermissionDeniedError
-from outrider.gateway.contract.schema.openapi import failures, json_content, operation, success
+from outrider.gateway.contract.schema.openapi import (
+    failures,
+    json_content,
+    operation,
+    query,
+    success,
+)
 from outrider.gateway.http.apis.api import Caller
 from outrider.gateway.http.apis.batches.endpoints import (
     DEFAULT_BATCHES,
@@ -99,7 +105,12 @@ class BatchRoutes:
             ("DELETE", file, _in_thread(asked.delete), _one(DeletedFile, "deleteFile")),
             ("GET", f"{file}/content", _in_thread(asked.content), _content_operation()),
             ("POST", _BATCHES, create, _create_operation()),
-            ("GET", _BATCHES, _in_thread(asked.list_batches), _batches_operation()),
+            (
+                "GET",
+                _BATCHES,
+                _in_thread(asked.list_batches),
+                _page(BatchList, "listBatches", DEFAULT_BATCHES, MAX_BATCHES),
+            ),
             ("GET", batch, _in_thread(asked.batch), _one(BatchObject, "getBatch")),
             ("POST", f"{batch}/cancel", cancel, _one(BatchObject, "cancelBatch")),
         ):
@@ -146,12 +157,11 @@ def _files_operation() -> dict[str, Any]:
     purpose = {"type": "string", "enum": ["batch", "batch_output"]}
     order = {"type": "string", "enum": ["asc", "desc"], "default": "desc"}
     described = _page(FileList, "listFiles", MAX_FILES, MAX_FILES)
-    described["parameters"] += [_query("purpose", purpose), _query("order", order)]
+    described["parameters"] += [
+        query("purpose", "Only such files.", purpose),
+        query("order", "By time.", order),
+    ]
     return described
-
-
-def _batches_operation() -> dict[str, Any]:
-    return _page(BatchList, "listBatches", DEFAULT_BATCHES, MAX_BATCHES)
 
 
 def _content_operation() -> dict[str, Any]:
@@ -170,11 +180,5 @@ def _one(answer: type, operation_id: str) -> dict[str, Any]:
 def _page(answer: type, operation_id: str, default: int, most: int) -> dict[str, Any]:
     described = operation(answer, "A page of them.", 400, 503, operation_id=operation_id)
     count = {"type": "integer", "minimum": 1, "maximum": most, "default": default}
-    return {
-        **described,
-        "parameters": [_query("limit", count), _query("after", {"type": "string"})],
-    }
-
-
-def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": False, "schema": schema}
+    after = query("after", "Begin behind the one with this id.", {"type": "string"})
+    return {**described, "parameters": [query("limit", "At most.", count), after]}

@@ -2,8 +2,9 @@
 
 import os
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -49,9 +50,7 @@ class BatchEndpoints:
         found, has_more = self.store.files(
             principal.tenant, purpose, limit, query.get("after"), is_rising=order == "asc"
         )
-        data = [record.told() for record in found]
-        first, last = (data[0].id, data[-1].id) if data else (None, None)
-        return json_response(FileList(data=data, first_id=first, last_id=last, has_more=has_more))
+        return _page(FileList, [record.told() for record in found], has_more=has_more)
 
     def file(self, request: Request, principal: Principal) -> Response:
         """Describe a file."""
@@ -100,9 +99,7 @@ class BatchEndpoints:
         query = request.query_params
         limit = _limit(query, DEFAULT_BATCHES, MAX_BATCHES)
         found, has_more = self.store.batches(principal.tenant, limit, query.get("after"))
-        data = [record.told() for record in found]
-        first, last = (data[0].id, data[-1].id) if data else (None, None)
-        return json_response(BatchList(data=data, first_id=first, last_id=last, has_more=has_more))
+        return _page(BatchList, [record.told() for record in found], has_more=has_more)
 
     def batch(self, request: Request, principal: Principal) -> Response:
         """Return a batch, and how far it is."""
@@ -129,6 +126,11 @@ def whole_number(name: str, text: str, least: int, most: int) -> int:
         told = f"{name}: must be a whole number from {least:,} to {most:,}."
         raise BadRequestError(told, param=name)
     return int(text)
+
+
+def _page(kind: Callable[..., object], data: Sequence[Any], *, has_more: bool) -> Response:
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return json_response(kind(data=data, first_id=first, last_id=last, has_more=has_more))
 
 
 def _limit(query: QueryParams, default: int, most: int) -> int:

@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field
 
 from outrider.gateway.contract.schema.common import WHOLE, RequestModel
 from outrider.gateway.contract.schema.structs import CompleteModel, says
+from outrider.gateway.http.apis.responses.answers import ResponseUsage
 
 Purpose = Literal["batch", "batch_output"]
 BatchStatus = Literal[
@@ -106,28 +107,6 @@ class RequestCounts(CompleteModel, kw_only=True):
     failed: int
 
 
-class CachedTokens(CompleteModel, kw_only=True):
-    """Tokens of the prompts that were found in the prefix cache."""
-
-    cached_tokens: int
-
-
-class ReasoningTokens(CompleteModel, kw_only=True):
-    """Tokens of the answers that are thinking."""
-
-    reasoning_tokens: int
-
-
-class BatchUsage(CompleteModel, kw_only=True):
-    """Tokens of the requests that are over."""
-
-    input_tokens: int
-    input_tokens_details: CachedTokens
-    output_tokens: int
-    output_tokens_details: ReasoningTokens
-    total_tokens: int
-
-
 class BatchObject(CompleteModel, kw_only=True):
     """A batch and how far it is. Times are whole seconds since 1970."""
 
@@ -151,7 +130,7 @@ class BatchObject(CompleteModel, kw_only=True):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
-    usage: BatchUsage
+    usage: ResponseUsage
     metadata: Annotated[dict[str, Any] | None, says("As it was given.")]
 
 

@@ -9,12 +9,14 @@ from outrider.gateway.http.apis.batches.objects import (
     BatchFaults,
     BatchObject,
     BatchStatus,
-    BatchUsage,
-    CachedTokens,
     FileObject,
     Purpose,
-    ReasoningTokens,
     RequestCounts,
+)
+from outrider.gateway.http.apis.responses.answers import (
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseUsage,
 )
 
 OPEN: Final[tuple[BatchStatus, ...]] = ("validating", "in_progress", "finalizing", "cancelling")
@@ -97,18 +99,19 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
             request_counts=RequestCounts(
                 total=self.num_total, completed=self.num_completed, failed=self.num_failed
             ),
-            usage=self._usage(),
+            usage=ResponseUsage(
+                input_tokens=self.num_prompt_tokens,
+                input_tokens_details=InputTokensDetails(
+                    cached_tokens=self.num_cached_tokens, cache_write_tokens=0
+                ),
+                output_tokens=self.num_completion_tokens,
+                output_tokens_details=OutputTokensDetails(
+                    reasoning_tokens=self.num_reasoning_tokens
+                ),
+                total_tokens=self.num_prompt_tokens + self.num_completion_tokens,
+            ),
             metadata=None if self.fields is None else msgspec.json.decode(self.fields),
             **same,
-        )
-
-    def _usage(self) -> BatchUsage:
-        return BatchUsage(
-            input_tokens=self.num_prompt_tokens,
-            input_tokens_details=CachedTokens(cached_tokens=self.num_cached_tokens),
-            output_tokens=self.num_completion_tokens,
-            output_tokens_details=ReasoningTokens(reasoning_tokens=self.num_reasoning_tokens),
-            total_tokens=self.num_prompt_tokens + self.num_completion_tokens,
         )
 
 

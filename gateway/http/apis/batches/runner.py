@@ -60,8 +60,9 @@ class BatchRunner:
                 if record is not None and record.status == "cancelling":
                     work.record = record
         await self._claim()
-        if self._parts.clock() >= self._sweeps_at_s:
-            self._sweeps_at_s = self._parts.clock() + _SWEEP_S
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._sweeps_at_s:
+            self._sweeps_at_s = now_s + _SWEEP_S
             await asyncio.to_thread(self.store.sweep)
 
     async def _claim(self) -> None:

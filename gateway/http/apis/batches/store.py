@@ -36,8 +36,8 @@ MAX_BATCHES: Final = 100
 """Batches of a tenant that are not over."""
 Record = TypeVar("Record", FileRecord, BatchRecord)
 _PARTS: Final = "parts"
-_OLD_S: Final = 86_400.0
-"""Age at which a file that nothing speaks of was left by a process that was killed."""
+_SPARE_S: Final = 86_400.0
+"""A file that is so much older than files are kept was left by a process that was killed."""
 _FILE_BYTES: Final = 4096
 """What a file takes beside its content."""
 _MAX_QUOTED_CHARS: Final = 64
@@ -228,21 +228,13 @@ class BatchStore:
         return count + len(ids)
 
     def _remove_left_over(self, now_s: float) -> int:
-        found: list[Path] = []
-        for path in (*self.folder.iterdir(), *(self.folder / _PARTS).iterdir()):
-            with contextlib.suppress(OSError):
-                if path.is_file() and now_s - path.stat().st_mtime > _OLD_S:
-                    found.append(path)
         count = 0
-        for start in range(0, len(found), _ROWS_AT_ONCE):
-            paths = {path.name: path for path in found[start : start + _ROWS_AT_ONCE]}
-            with self.database.read() as connection:
-                known = connection.execute(select(files.c.id).where(files.c.id.in_(paths)))
-                for name in known.scalars():
-                    del paths[name]
-            for path in paths.values():
-                path.unlink(missing_ok=True)
-            count += len(paths)
+        for folder, kept_s in ((self.folder, self.settings.ttl_s), (self.folder / _PARTS, 0.0)):
+            for path in folder.iterdir():
+                with contextlib.suppress(OSError):
+                    if path.is_file() and now_s - path.stat().st_mtime > kept_s + _SPARE_S:
+                        path.unlink()
+                        count += 1
         return count
 
     # ---- rows

@@ -7,7 +7,6 @@ batch goes on from there.
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -72,7 +71,6 @@ class WorkParts:
     """Requests that may be answered at once."""
     metrics: BatchMetrics
     max_body_bytes: int
-    clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -194,9 +192,9 @@ class BatchWork:
                 return
             self.parts.ask.forgive(answered.rows)
             self.parts.metrics.requests_ended.labels("repeated").inc()
-            until_s = self.parts.clock() + wait_s
-            while self._fault() is None and (left_s := until_s - self.parts.clock()) > 0:  # noqa: ASYNC110
-                await asyncio.sleep(min(left_s, _RETRY_S))
+            while wait_s > 0 and self._fault() is None:
+                await asyncio.sleep(min(wait_s, _RETRY_S))
+                wait_s -= _RETRY_S
 
     async def _asked(self, number: int, body: bytes) -> Answered | None:
         """Ask once there is idle capacity; None where the batch was stopped first."""

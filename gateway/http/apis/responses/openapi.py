@@ -5,6 +5,7 @@ from typing import Any, Final
 from outrider.gateway.contract.schema.openapi import (
     generation_operation,
     operation,
+    query,
     question_operation,
 )
 from outrider.gateway.http.apis.responses.answers import (
@@ -56,7 +57,7 @@ def count_input_operation() -> dict[str, Any]:
 
 def retrieve_operation() -> dict[str, Any]:
     """A GET of a stored response."""
-    stream = _query("stream", "Not streamed again.", {"type": "boolean", "enum": [False]})
+    stream = query("stream", "Not streamed again.", {"type": "boolean", "enum": [False]})
     return _stored_operation(ResponseObject, "The response.", "getResponse", stream)
 
 
@@ -72,9 +73,9 @@ def input_items_operation() -> dict[str, Any]:
         InputItemList,
         "A page of items.",
         "listInputItems",
-        _query("limit", "Items at most.", count),
-        _query("order", "By time.", {"type": "string", "enum": list(ORDERS), "default": "desc"}),
-        _query("after", "Begin behind the item with this id.", {"type": "string"}),
+        query("limit", "Items at most.", count),
+        query("order", "By time.", {"type": "string", "enum": list(ORDERS), "default": "desc"}),
+        query("after", "Begin behind the item with this id.", {"type": "string"}),
     )
 
 
@@ -83,12 +84,7 @@ def _stored_operation(
 ) -> dict[str, Any]:
     described = operation(answer, description, 400, 404, 503, operation_id=name)
     users = (
-        _query(field, "Only a response of this end user.", {"type": "string"})
+        query(field, "Only a response of this end user.", {"type": "string"})
         for field in ("safety_identifier", "user")
     )
     return {**described, "parameters": [_PATH_PARAMETER, *parameters, *users]}
-
-
-def _query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    where = {"name": name, "in": "query", "required": False}
-    return {**where, "description": description, "schema": schema}

@@ -246,7 +246,7 @@ def test_what_has_expired_is_deleted(desk: OwnDesk) -> None:
     left_over = store.folder / "file-nobodys"
     left_over.write_bytes(b"x")
     later = BatchStore(
-        store.database, store.folder, store.settings, lambda: time.time() + 31 * 86_400
+        store.database, store.folder, store.settings, lambda: time.time() + 32 * 86_400
     )
     assert later.sweep() == 4, "input, output, the file that waits, and nobody's"
     assert not [path for path in store.folder.iterdir() if path.is_file()]
