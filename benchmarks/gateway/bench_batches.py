@@ -207,7 +207,11 @@ def measure_interactive(options: Options, core: int | None, other: int | None) -
             words = ["--model", options.model, "--whole", "--rate", str(options.rate)]
             words += ["--max-tokens", str(options.tokens), "--seconds", str(seconds)]
             words += ["--seed", str(next(seeds[name])), "--sentences", "3", "--warm-up", "5"]
-            with _batch_beside(server, options, num_done) if name == WITH else _nothing():
+            with (
+                _batch_beside(server, options, num_done)
+                if name == WITH
+                else contextlib.nullcontext()
+            ):
                 return Window.of(seen_by_clients(server, words, core=other))
 
         rounds = windows_in_turn(
@@ -234,11 +238,6 @@ def _batch_beside(server: Server, options: Options, num_done: list[int]) -> Iter
     yield
     httpx.post(f"{server.url}/batches/{batch_id}/cancel").raise_for_status()
     num_done.append(_num_done(wait_until(server, batch_id, lambda batch: batch["status"] in _OVER)))
-
-
-@contextlib.contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 # ---- the script -------------------------------------------------------------------------------

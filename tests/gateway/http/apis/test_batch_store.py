@@ -44,6 +44,11 @@ def test_a_batch_goes_through_its_states(database_url: str, tmp_path: Path) -> N
         assert claimed is not None
         assert claimed.owner == "a"
         assert other.claim(()) is None
+        one.release("batch_1", 5.0)
+        assert other.claim(()) is None, "nobody's turn before that"
+        now_s += 6.0
+        assert one.claim(()) is not None
+        assert set(one.renew()) == {"batch_1"}
         changed = one.update("batch_1", "validating", status="in_progress", num_total=2)
         assert (changed.status, changed.num_total) == ("in_progress", 2)
         assert one.update("batch_1", "validating", num_total=3) == changed
@@ -60,6 +65,7 @@ def test_a_batch_goes_through_its_states(database_url: str, tmp_path: Path) -> N
         assert (ended.num_completed, ended.num_failed, ended.owner) == (1, 1, None)
         assert other.done_lines("batch_1") == set()
         assert store.batches("t", 1, None) == ([ended], False)
+        assert store.batches("t", 1, "batch_1") == ([], False)
         assert store.files("t", "batch", 5, None, is_rising=True)[0] == [FILE]
         now_s += 1e9
         assert store.sweep() == 1

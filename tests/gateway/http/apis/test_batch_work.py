@@ -105,22 +105,6 @@ def test_a_request_is_stored_and_charged_once(desk: OwnDesk) -> None:
     assert list(leases.results(record.id, is_error=False)) == [[FIRST.result]]
 
 
-def test_one_of_two_processes_takes_a_batch(desk: OwnDesk) -> None:
-    begun(desk, line(1), owned_until=time.time() + 100)
-    one, other = leases_of(desk, "one"), leases_of(desk, "other")
-    assert one.claim(()) is None, "its lease lasts"
-    one, other = (
-        BatchLeases(desk.books.database, None, None, name, lambda: time.time() + 200)  # type: ignore[arg-type]
-        for name in ("one", "other")
-    )
-    claimed = one.claim(())
-    assert claimed is not None
-    assert other.claim(()) is None
-    assert set(one.renew()) == {claimed.id}
-    one.release(claimed.id)
-    assert other.claim((claimed.tenant,)) is None, "another batch of the tenant's is under way"
-
-
 # ---- what stops a batch --------------------------------------------------------------------------
 
 
