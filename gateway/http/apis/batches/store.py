@@ -228,14 +228,23 @@ class BatchStore:
         return count + len(ids)
 
     def _remove_left_over(self, now_s: float) -> int:
-        count = 0
-        for folder, kept_s in ((self.folder, self.settings.ttl_s), (self.folder / _PARTS, 0.0)):
-            for path in folder.iterdir():
+        count, letters = 0, "[0-9a-f]" * 32  # of others' files, if there are any, nothing is known
+        for names, kept_s in (
+            (f"file-{letters}*", self.settings.ttl_s),
+            (f"{_PARTS}/{letters}", 0.0),
+        ):
+            for path in self.folder.glob(names):
                 with contextlib.suppress(OSError):
-                    if path.is_file() and now_s - path.stat().st_mtime > kept_s + _SPARE_S:
+                    is_old = now_s - path.stat().st_mtime > kept_s + _SPARE_S
+                    if is_old and not self._is_known(path.name):
                         path.unlink()
                         count += 1
         return count
+
+    def _is_known(self, file_id: str) -> bool:
+        with self.database.read() as connection:
+            found = connection.execute(select(files.c.id).where(files.c.id == file_id))
+            return found.first() is not None
 
     # ---- rows
 

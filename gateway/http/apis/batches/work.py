@@ -293,18 +293,19 @@ class BatchWork:
         """Yield the errors, and then those of the requests that were not answered."""
         yield from errors
         done = self._done()
-        with contextlib.suppress(FileNotFoundError, LineFaultError):
+        with contextlib.suppress(FileNotFoundError):
             for part in self._portions():
-                undone = [(number, line) for number, line in part if number not in done]
                 yield [
-                    result_line(
-                        self.record.id,
-                        number,
-                        read_line(line, self.record.endpoint).custom_id,
-                        fault=fault,
-                    )
-                    for number, line in undone
+                    result_line(self.record.id, number, self._custom_id(line), fault=fault)
+                    for number, line in part
+                    if number not in done
                 ]
+
+    def _custom_id(self, line: bytes) -> str | None:
+        try:
+            return read_line(line, self.record.endpoint).custom_id
+        except LineFaultError:
+            return None
 
     async def _written(self, kind: str, parts: Iterator[list[str]]) -> FileRecord | None:
         """Write one of the batch's files; None where there are no lines.

@@ -46,7 +46,7 @@ def leases_of(desk: OwnDesk, owner: str) -> BatchLeases:
     return BatchLeases(desk.books.database, tenancy.ledger, tenancy.prices, owner, time.time)
 
 
-def begun(desk: OwnDesk, *lines: dict[str, Any], **fields: Any) -> BatchRecord:
+def begun(desk: OwnDesk, *lines: dict[str, Any] | str, **fields: Any) -> BatchRecord:
     """A batch that another process works on, which was killed: its lease ends now."""
     file = desk.upload(*lines)
     key_id = desk.tenant
@@ -124,6 +124,13 @@ def test_a_cancelled_batch_keeps_what_it_has(desk: OwnDesk) -> None:
     assert len(desk.ledger()) == len(answered)
     with pytest.raises(Exception, match="Cannot cancel a batch with status 'cancelled'"):
         desk.client.batches.cancel(record.id)
+
+
+def test_a_batch_that_is_cancelled_before_it_begins_names_all_its_lines(desk: OwnDesk) -> None:
+    batch = desk.over(begun(desk, line(1), "no JSON", line(2), status="cancelling"))
+    assert batch.status == "cancelled"
+    errors = desk.read(batch.error_file_id)
+    assert [each["custom_id"] for each in errors] == ["q1", None, "q2"]
 
 
 def test_a_batch_ends_with_its_window(desk: OwnDesk) -> None:
@@ -227,13 +234,15 @@ def test_what_has_expired_is_deleted(desk: OwnDesk) -> None:
     batch = desk.over(desk.begin(line(1)))
     waiting = desk.upload(line(1))
     store, tenant = store_of(desk), desk.tenant
-    left_over = store.folder / "file-nobodys"
+    left_over = store.folder / f"file-{0:032x}"
     left_over.write_bytes(b"x")
+    others = store.folder / "file-of-the-operator"
+    others.write_bytes(b"x")
     later = BatchStore(
         store.database, store.folder, store.settings, lambda: time.time() + 32 * 86_400
     )
     assert later.sweep() == 4, "input, output, the file that waits, and nobody's"
-    assert not [path for path in store.folder.iterdir() if path.is_file()]
+    assert [path for path in store.folder.iterdir() if path.is_file()] == [others]
     with pytest.raises(NotFoundError):
         store.batch(tenant, batch.id)
     with pytest.raises(NotFoundError):
