@@ -127,6 +127,13 @@ def any_case(rng: random.Random) -> Case:
     return case
 
 
+def any_cases(rng: random.Random, num_requests: int) -> Iterator[Case]:
+    """Draw cases until they have so many requests."""
+    while num_requests > 0:
+        yield (case := any_case(rng))
+        num_requests -= int(case["batch"])
+
+
 # ---- models ---------------------------------------------------------------------------------
 
 
