@@ -23,6 +23,7 @@ from outrider.draft.guesses.head_texts import Head, HeadTexts
 from outrider.draft.guesses.model_guesses import ModelGuesses
 from outrider.draft.guesses.text_guesses import TextGuesses
 from outrider.draft.host_growth import Growth, HostGrowth
+from outrider.draft.judged_rows import judged_rows
 from outrider.draft.lessons import Lessons
 from outrider.draft.node_selection import least_chance, select_nodes, weighted_probs
 from outrider.draft.step_budgets import StepBudgets
@@ -30,7 +31,7 @@ from outrider.draft.text.text_sources import TextSources
 from outrider.draft.text.token_map import TokenMap
 from outrider.draft.trees.tree_batch import DraftTree, new_tree
 from outrider.engine.cache.kv_view import KVView
-from outrider.engine.passes.runner import ModelRunner
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.engine.protocols import (
     NO_LARGE_WORK,
     DraftModel,
@@ -251,6 +252,15 @@ class TreeDrafter:
             destinations += own_destinations
         return sources, destinations
 
+    def read_judged(self, sequence: Sequence, *, end: int, max_rows: int) -> ForwardSlice | None:
+        """Read on in a text that is judged; see `outrider.engine.protocols.Drafter`."""
+        if self._runner is None:
+            return None
+        state = self._state(sequence)
+        return judged_rows(
+            state, self._runner, end=end, max_rows=max_rows, make_room=self._make_room
+        )
+
     def texts(self, sequence: Sequence) -> list[tuple[str, KVView, list[int]]]:
         """Name what drafting reads of a sequence; see `outrider.engine.protocols.Drafter`."""
         if sequence.tier != "large" or not sequence.request.speculation.enabled:
@@ -289,9 +299,9 @@ class TreeDrafter:
             wanted = self._runner.pool.num_available + num_blocks
             self._release_views(list(self._states.values()), until=wanted)
 
-    def _make_room(self, draft: Draft, num_blocks: int) -> None:
-        """Let the drafts of later arrivals go until so many blocks are free."""
-        arrival = draft.sequence.arrival_number
+    def _make_room(self, sequence: Sequence, num_blocks: int) -> None:
+        """Let the drafts of arrivals later than a sequence go until so many blocks are free."""
+        arrival = sequence.arrival_number
         later = [s for s in self._states.values() if s.sequence.arrival_number > arrival]
         later.sort(key=lambda state: state.sequence.arrival_number)
         self._release_views(later, until=num_blocks)

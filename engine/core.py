@@ -33,6 +33,7 @@ from outrider.engine.sequences.sequence import Sequence, SequenceStatus
 from outrider.engine.step.deferred_host_work import DeferredHostWork
 from outrider.engine.step.drafting import Drafting
 from outrider.engine.step.endings import Endings
+from outrider.engine.step.judged_reading import JudgedReading
 from outrider.engine.step.large_pass import LargePass
 from outrider.engine.step.snapshot import StepCounts, snapshot
 from outrider.engine.step.tier_switch import TierSwitcher
@@ -138,6 +139,12 @@ class Engine:
             accept=self._accept_all,
             clock=clock,
         )
+        self._judged_reading = JudgedReading(
+            drafter=drafter,
+            passes=self._passes,
+            scheduler=self.scheduler,
+            config=self._config,
+        )
         self._large = LargePass(
             runners=self._runners,
             verifier=verifier,
@@ -160,7 +167,7 @@ class Engine:
         if request.request_id in self._sequences:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
         check_prompt(request, runner)
-        if request.cascade is not None:
+        if request.needs_both_models:
             check_cascade(request, self._runners.get("small"), self._drafter)
         self._preparation.check(request)
         self.pins.check(request)
@@ -281,6 +288,7 @@ class Engine:
         with self._steps.timed():
             if self._has_runnable:
                 plan = self.scheduler.plan_step(self._clock())
+                self._judged_reading.run(plan)
                 trees = self._drafting.run(plan, on_events and partial(self._send, on_events))
                 done = self._large.run(plan, trees)
                 self._accept_all(done)

@@ -227,6 +227,14 @@ class Drafter(Protocol):
         them, and `num_beside` other sequences wait for it. A verdict on it is committed as well.
         """
 
+    def read_judged(self, sequence: Sequence, *, end: int, max_rows: int) -> ForwardSlice | None:
+        """Return rows by which the small model reads on in a text that is judged, up to `end`.
+
+        For a cascade's text, so that logits are wanted of the rows that judge its tokens. They come
+        all in one slice; what is missing in front of them may take more than one, of `max_rows` at
+        most. The caller runs the rows and advances their view. None where blocks are short.
+        """
+
     def texts(self, sequence: Sequence) -> SequenceOf[tuple[str, KVView, list[int]]]:
         """Name what the models that draft would compute of a sequence that is about to start.
 

@@ -122,6 +122,11 @@ class Verification:
     hypotheses: tuple[Hypothesis, ...]
     """How they may have been chosen."""
 
+    @property
+    def is_of_cascade(self) -> bool:
+        """True if a hypothesis needs the small model's distributions too."""
+        return any(each.cascade is not None for each in self.hypotheses)
+
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
         if self.num_tokens < 1:
@@ -238,6 +243,12 @@ class EngineRequest:
     far as the tenant's share goes."""
     pin: Pin | None = None
     """Once the prompt is computed, its full blocks are kept. Refused where they do not fit."""
+
+    @property
+    def needs_both_models(self) -> bool:
+        """True if both models have a part in each token: in a cascade, or in judging one."""
+        judged = self.verification is not None and self.verification.is_of_cascade
+        return judged or self.cascade is not None
 
     def adapter(self, tier: Tier) -> AdapterRef | None:
         """Return the adapter of a tier's answer; None for the model as it is."""

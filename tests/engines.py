@@ -468,6 +468,9 @@ class ScriptedDrafter:
     ) -> TokenTree | None:
         return None
 
+    def read_judged(self, sequence: Sequence, *, end: int, max_rows: int) -> ForwardSlice | None:
+        return None
+
     def commit(
         self, sequences: SequenceOf[Sequence], verdicts: SequenceOf[Verdict]
     ) -> tuple[list[int], list[int]]:

@@ -77,10 +77,8 @@ def cascade_choices(
     if not rows:
         return chosen
     index = upload(np.array(rows, np.int64), device)
-    small_logits = process_logits(torch.stack(small).to(processed), groups)  # [num_rows, …]
-    num_common = min(small_logits.shape[1], processed.shape[1])
-    log_pi = log_mixture(small_logits[:, :num_common], processed[index, :num_common], groups)
-    return chosen.index_copy(0, index, add_noise(log_pi, groups).argmax(-1))
+    scores = mixture_scores(torch.stack(small), processed[index], groups)
+    return chosen.index_copy(0, index, scores.argmax(-1))
 
 
 def _row_group(sequence: JudgedSequence, tree: TokenTree, nodes: list[int]) -> RowGroup:
@@ -89,6 +87,18 @@ def _row_group(sequence: JudgedSequence, tree: TokenTree, nodes: list[int]) -> R
         depths=[tree.depth[node] for node in nodes],
         paths=lambda: [tree.paths[node] for node in nodes],
     )
+
+
+def mixture_scores(small: Tensor, processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
+    """log pi with the noise, float32 [num_rows, num_tokens], over the ids that both models know.
+
+    `small`: the small model's logits, [num_rows, …]; `processed`: float32 [num_rows, vocab_size],
+    the large one's after `process_logits`. The groups' rows one after the other.
+    """
+    small_logits = process_logits(small.to(processed), groups)
+    num_common = min(small_logits.shape[1], processed.shape[1])
+    log_pi = log_mixture(small_logits[:, :num_common], processed[:, :num_common], groups)
+    return add_noise(log_pi, groups)
 
 
 def log_mixture(small: Tensor, large: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:

@@ -174,15 +174,6 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hypothesis:
-    """How the tokens of a text may have been chosen."""
-
-    sampling: SamplingParams
-    noise_tier: Tier
-    """The tier whose stream of noise they were drawn with."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeParams:
     """A speculative cascade: how far the small model's tokens may stand (verifier/cascade.py)."""
 
@@ -194,3 +185,14 @@ class CascadeParams:
         """Raise ValueError for an alpha outside [0, 1]."""
         if not 0.0 <= self.alpha <= 1.0:
             raise ValueError(f"alpha={self.alpha} must be in [0, 1]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """How the tokens of a text may have been chosen."""
+
+    sampling: SamplingParams
+    noise_tier: Tier
+    """The tier whose stream of noise they were drawn with."""
+    cascade: CascadeParams | None = None
+    """None: by the judging model alone."""

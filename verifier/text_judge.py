@@ -2,7 +2,8 @@
 
 Behind the same words the rule chooses the same token, so one pass over prompt and answer is enough
 to check every token, whoever wrote it and with whatever guesses (docs/receipts.md). A hypothesis
-that is not the writer's disagrees, at places that it cannot foresee.
+that is not the writer's disagrees, at places that it cannot foresee. Where it is a cascade, the
+small model has to read the text as well.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -13,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from outrider.verifier.cascade import mixture_scores
 from outrider.verifier.logit_rules import LogitRule, build_rules
 from outrider.verifier.noise import SequenceNoise
 from outrider.verifier.params import CascadeParams, Hypothesis, SamplingParams
@@ -44,8 +46,8 @@ class _Writer:
     rules: list[LogitRule]
     token_ids: list[int]
     request_id: str
+    cascade: CascadeParams | None
     failure: Exception | None = None
-    cascade: CascadeParams | None = None
 
 
 class TextJudge:
@@ -62,6 +64,7 @@ class TextJudge:
         """`prompt`: the tokens in front of the text."""
         self.judgements = [Judgement() for _ in hypotheses]
         self._text = list(prompt)  # up to the next token that is judged
+        self._small_logits: Tensor | None = None
         self._writers = [
             _Writer(
                 sampling=each.sampling,
@@ -69,6 +72,7 @@ class TextJudge:
                 rules=build_rules(each.sampling, num_prompt_tokens=len(prompt)),
                 token_ids=self._text,
                 request_id=request_id,
+                cascade=each.cascade,
             )
             for each in hypotheses
         ]
@@ -77,6 +81,15 @@ class TextJudge:
         """Take a grammar into all hypotheses; to be called before the first token is judged."""
         for writer in self._writers:
             writer.rules.insert(0, grammar)
+
+    @property
+    def needs_small(self) -> bool:
+        """True if it cannot judge without the small model's logits."""
+        return any(writer.cascade is not None for writer in self._writers)
+
+    def take_small(self, logits: Tensor) -> None:
+        """Take the small model's logits of the rows that are judged next, float32 [num_rows, …]."""
+        self._small_logits = logits
 
     @property
     def num_tokens(self) -> int:
@@ -97,26 +110,40 @@ class TextJudge:
         has_rules = any(writer.rules for writer in self._writers)
         most = _CHUNK_ROWS if logits.device.type == "cpu" else _DEVICE_CHUNK_ROWS
         step = 1 if has_rules else most
+        small, self._small_logits = self._small_logits, None
         for start in range(0, len(logits), step):
             written = token_ids[start : start + step]
             rows = logits[start : start + len(written)]
+            small_rows = None if small is None else small[start : start + len(written)]
             ids = torch.tensor(written, device=rows.device)
             for number, writer in enumerate(self._writers):
-                found = _differences(writer, rows, ids)
+                found = _differences(writer, rows, small_rows, ids)
                 self.judgements[number] = _joined(self.judgements[number], len(ids), found)
             self._text += written
 
 
-def _differences(writer: _Writer, rows: Tensor, written: Tensor) -> list[TokenDifference]:
+def _differences(
+    writer: _Writer, rows: Tensor, small: Tensor | None, written: Tensor
+) -> list[TokenDifference]:
     """Return where a writer would have chosen another token; `index` counts rows."""
-    every = list(range(len(rows)))
-    chosen = mark_not_finite(choose_ruled_tokens(rows, [_group(writer, every)]), rows)
+    every = [_group(writer, list(range(len(rows))))]
+    mixed: Tensor | None = None
+    if writer.cascade is None:
+        best = choose_ruled_tokens(rows, every)
+    elif small is None:
+        raise ValueError("a cascade is judged by the small model's logits too")
+    else:
+        mixed = mixture_scores(small, process_logits(rows, every), every)
+        best = mixed.argmax(-1)
+    chosen = mark_not_finite(best, rows)
     different = (chosen != written).nonzero()[:, 0]
     places: list[int] = different.tolist()
     if not places:
         return []
-    processed = process_logits(rows, [_group(writer, every)])[different]
-    scores = perturbed(processed, [_group(writer, places)])
+    if mixed is None:
+        scores = perturbed(process_logits(rows, every)[different], [_group(writer, places)])
+    else:
+        scores = mixed[different]
     theirs, own = written[different], chosen[different]
     gaps = scores.gather(1, own.clamp(min=0)[:, None]) - scores.gather(1, theirs[:, None])
     return [

@@ -17,6 +17,7 @@ from outrider.engine.cache.block_pool import OutOfBlocksError
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.engine.protocols import DraftPass
+from outrider.engine.sequences.sequence import Sequence
 from outrider.kernels.sampling.likeliest import Likeliest, likeliest_tokens
 from outrider.verifier.sampling import RowGroup, perturbed_scores, takes_greatest
 
@@ -37,7 +38,7 @@ class ModelGuesses:
         runner: ModelRunner,
         config: DraftConfig,
         token_map: TokenMap | None,
-        make_room: Callable[[Draft, int], None],
+        make_room: Callable[[Sequence, int], None],
         on_new: Callable[[Draft, SequenceOf[int]], None],
     ) -> None:
         self._runner = runner
@@ -158,7 +159,7 @@ class ModelGuesses:
         if draft.needs_root and num_slots <= draft.tree.root_slot + 1:
             needed = view.num_blocks_needed(num_slots)
             if needed > self._runner.pool.num_available:
-                self._make_room(draft, needed)
+                self._make_room(draft.sequence, needed)
         try:
             self._runner.copy_blocks(view.reserve(num_slots))
         except OutOfBlocksError:

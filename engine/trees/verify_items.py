@@ -231,7 +231,8 @@ def prefill_done(
 
 def _numerics(sequence: Sequence, runners: Mapping[Tier, ModelRunner]) -> str:
     """Name the arithmetic of all models that have a part in a sequence's answer."""
-    tiers: tuple[Tier, ...] = ("large", "small") if sequence.cascade else (sequence.tier,)
+    is_mixed = sequence.tier == "large" and sequence.request.needs_both_models
+    tiers: tuple[Tier, ...] = ("large", "small") if is_mixed else (sequence.tier,)
     parts = [runners[tier].numerics for tier in tiers]
     if (adapter := sequence.adapters.get(sequence.tier)) is not None:
         parts.append(adapter.digest)

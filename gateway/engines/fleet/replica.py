@@ -267,10 +267,10 @@ def num_tokens(request: EngineRequest) -> int:
 def needed_tiers(request: EngineRequest) -> tuple[Tier, ...]:
     """Return the tiers that must be in one engine for a request.
 
-    A cascade judges every token by both models. Any other answer needs its own tier only; where it
-    is escalated to one that its engine lacks, another engine goes on.
+    A cascade judges every token by both models, and so does who verifies it. Any other answer needs
+    its own tier only; where it is escalated to one that its engine lacks, another engine goes on.
     """
-    return ("small", "large") if request.cascade is not None else (request.tier,)
+    return ("small", "large") if request.needs_both_models else (request.tier,)
 
 
 def numerics_of(info: EngineInfo, request: EngineRequest) -> dict[Tier, str]:
