@@ -24,7 +24,7 @@ from outrider.gateway.contract.schema.receipts import (
     ReceiptSampling,
 )
 from outrider.gateway.receipts.signing_keys import SigningKeys, from_base64, to_base64
-from outrider.verifier.params import SamplingParams, ThinkingBudget
+from outrider.verifier.params import ThinkingBudget
 
 VERSION: Final = 1
 
@@ -56,8 +56,11 @@ def commit(part: Part, nonce: str, token_ids: Sequence[int]) -> Commitment:
     return Commitment(sha256=digest, num_tokens=len(token_ids))
 
 
-def sampling_of(request: EngineRequest) -> ReceiptSampling:
-    """Return what decided an answer's tokens."""
+def sampling_of(request: EngineRequest, *, small_checkpoint: str | None = None) -> ReceiptSampling:
+    """Return what decided an answer's tokens.
+
+    `small_checkpoint`: the small model's fingerprint, which a cascade names.
+    """
     params, grammar, cascade = request.sampling, request.grammar, request.cascade
     return ReceiptSampling(
         temperature=repr(params.temperature),
@@ -74,26 +77,9 @@ def sampling_of(request: EngineRequest) -> ReceiptSampling:
         thinking=None if params.thinking is None else _digest(_budget(params.thinking)),
         cascade=None
         if cascade is None
-        else ReceiptCascade(alpha=repr(cascade.alpha), rule=cascade.rule),
-    )
-
-
-def params_of(sampling: ReceiptSampling, seed: str | None, choice_index: int) -> SamplingParams:
-    """Return the parameters that a receipt names. Raises ValueError for numbers that are none."""
-    return SamplingParams(
-        max_tokens=sampling.min_tokens,  # a judged answer has its length
-        min_tokens=sampling.min_tokens,
-        temperature=float(sampling.temperature),
-        top_k=sampling.top_k,
-        top_p=float(sampling.top_p),
-        min_p=float(sampling.min_p),
-        seed=int(seed or 0) % 2**64,
-        choice_index=choice_index,
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        presence_penalty=float(sampling.presence_penalty),
-        frequency_penalty=float(sampling.frequency_penalty),
-        repetition_penalty=float(sampling.repetition_penalty),
-        logit_bias=tuple((token, float(bias)) for token, bias in sampling.logit_bias),
+        else ReceiptCascade(
+            alpha=repr(cascade.alpha), rule=cascade.rule, checkpoint=small_checkpoint or None
+        ),
     )
 
 

@@ -148,6 +148,100 @@ def test_other_hypotheses_explain_less(served: Gateway) -> None:
     assert all(sum(shares) < len(found) for shares in list(zip(*found, strict=True))[1:])
 
 
+CASCADES: tuple[dict[str, Any], ...] = (
+    {"cascade": 0.3},
+    {"cascade": 0.6, "rule": "token_specific"},
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quality", CASCADES)
+@pytest.mark.parametrize("model", ["large", "auto"])
+def test_a_cascades_answer_is_verified_by_both_models(
+    served: Gateway, model: str, quality: dict[str, Any]
+) -> None:
+    options = {"receipt": True, "quality": quality}
+    for temperature in (0, 1.5):
+        answer = answered(
+            served, **{**OPEN, "temperature": temperature}, model=model, n=2, outrider=options
+        )
+        payload = answer["outrider"]["receipt"]["payload"]
+        signed = payload["sampling"]["cascade"]
+        assert signed["alpha"] == repr(quality["cascade"])
+        assert signed["rule"] == quality.get("rule", "opt")
+        assert signed["checkpoint"] not in (None, payload["checkpoint"])
+        for index in range(2):
+            assert_matches(verified(served, answer, index=index))
+        request = {**OPEN, "model": model, "temperature": temperature, "outrider": options}
+        report = verified(
+            served, {**answer, "outrider": {**answer["outrider"], "receipt": None}}, request=request
+        )
+        assert (report["matches"], report["receipt"]) == (True, None)
+
+
+@pytest.mark.slow
+def test_another_alpha_explains_a_cascades_answer_less(served: Gateway) -> None:
+    others: list[dict[str, Any]] = [
+        {"quality": {"cascade": 1.0}},
+        {"quality": {"cascade": 0.9, "rule": "token_specific"}},
+        {"quality": "lossless"},
+    ]
+    found = []
+    for seed in range(6):
+        options = {"receipt": True, "quality": {"cascade": 0.3}}
+        answer = answered(served, **OPEN, seed=seed, outrider=options)
+        report = verified(served, answer, hypotheses=others)
+        assert_matches(report)
+        names = [each["name"] for each in report["hypotheses"]]
+        assert names == [
+            "claimed", "quality=opt 1", "quality=token_specific 0.9", "quality=lossless"
+        ]  # fmt: skip
+        found.append([each["share"] for each in report["hypotheses"]])
+    assert all(sum(shares) < len(found) for shares in list(zip(*found, strict=True))[1:])
+
+
+@pytest.mark.slow
+def test_a_cascade_that_was_none_and_another_small_model_are_found(served: Gateway) -> None:
+    """Answers whose requests are said to have been cascades, which the large model wrote alone."""
+    shares = []
+    for seed in range(6):
+        answer = answered(served, **OPEN, seed=seed)
+        del answer["outrider"]["receipt"]
+        request = {**OPEN, "model": "large", "seed": seed}
+        mixed = {**request, "outrider": {"quality": {"cascade": 0.9}}}
+        assert verified(served, answer, request=request)["matches"]
+        shares.append(verified(served, answer, request=mixed)["hypotheses"][0]["share"])
+    assert min(shares) < 1.0
+
+
+@pytest.mark.slow
+def test_a_cascade_is_judged_by_the_large_model_beside_the_small_one(served: Gateway) -> None:
+    options = {"receipt": True, "quality": {"cascade": 0.3}}
+    answer = answered(served, **OPEN, seed=1, outrider=options)
+    refused = asked(served, answer, model="small").json()["error"]
+    assert "large model verifies the drafts of the small one" in refused["message"]
+    with gateway({"speculation.enabled": False}) as alone:
+        refused = asked(alone, answer).json()["error"]
+        assert "needs a small model that drafts" in refused["message"]
+
+
+@pytest.mark.slow
+def test_a_judged_answer_has_its_quality_in_its_hypotheses(served: Gateway) -> None:
+    body = {
+        "model": "large", "messages": MESSAGES, "max_tokens": 0,
+        "outrider": {
+            "quality": {"cascade": 0.3},
+            "judge": {"token_ids": [5, 6], "hypotheses": [{"quality": {"cascade": 0.3}}]},
+        },
+    }  # fmt: skip
+    refused = served.http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "outrider.quality"
+    del body["outrider"]["quality"]  # type: ignore[attr-defined]
+    judged = served.http.post("/v1/chat/completions", json=body)
+    assert judged.json()["choices"][0]["judgements"][0]["num_tokens"] == 2
+
+
 @pytest.mark.slow
 def test_an_edited_answer_is_found(served: Gateway) -> None:
     answer = answered(served, temperature=1, seed=8)
@@ -271,6 +365,8 @@ def test_the_command_says_what_was_found_of_files(served: Gateway, tmp_path: Pat
     file = tmp_path / "answer.json"
     file.write_text(json.dumps(answer))
     command = ["verify", str(file), "--url", f"{served.url}/v1"]
+    done = CliRunner().invoke(app, [*command, "--cascade", "0.5"])
+    assert (done.exit_code, "quality=opt 0.5: " in done.output) == (0, True), done.output
     done = CliRunner().invoke(app, [*command, "--model", "small", "--seed", "77"])
     assert done.exit_code == 0, done.output
     assert done.output.count("its signature is valid") == 4  # two choices, two models

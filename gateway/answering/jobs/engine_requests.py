@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -32,7 +32,7 @@ from outrider.gateway.answering.text.chat import ChatTokenizer, Prompt
 from outrider.gateway.answering.text.tool_parser import ToolReading
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.chat import ChatRequest
-from outrider.gateway.contract.schema.common import OutriderOptions
+from outrider.gateway.contract.schema.common import CascadeQuality, OutriderOptions
 from outrider.gateway.contract.schema.responses import ReportedServiceTier
 from outrider.gateway.tenancy.keys.keys import Principal
 from outrider.verifier.params import CascadeParams, SamplingParams, ThinkingBudget
@@ -138,7 +138,9 @@ def engine_requests(
                 tier=rendered.info.tier,
                 sampling=params,
                 speculation=_speculation(request.outrider),
-                cascade=cascade_params(request.outrider),
+                cascade=None
+                if request.outrider is None
+                else cascade_params(request.outrider.quality),
                 group_id=group_id if num_choices > 1 else None,
                 arrival_s=shared.arrival_s,
                 prediction_token_ids=rendered.prediction[: params.max_tokens],
@@ -364,9 +366,8 @@ def _speculation(options: OutriderOptions | None) -> SpeculationParams:
     )
 
 
-def cascade_params(options: OutriderOptions | None) -> CascadeParams | None:
+def cascade_params(quality: Literal["lossless"] | CascadeQuality | None) -> CascadeParams | None:
     """Return the speculative cascade that was asked for; None: lossless."""
-    quality = None if options is None else options.quality
     if quality is None or quality == "lossless":
         return None
     return CascadeParams(alpha=quality.cascade, rule=quality.rule or "opt")

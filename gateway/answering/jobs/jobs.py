@@ -222,7 +222,12 @@ class JobBuilder:
             tokenizer=rendered.tokenizer,
             num_top_logprobs=request.top_count,
             extras=read_extras(request) if has_extras else NO_EXTRAS,
-            receipt=receipt_terms(request, context, (choice.info, choice.escalation), self.keys)
+            receipt=receipt_terms(
+                request,
+                context,
+                (choice.info, choice.escalation, choice.mixed_with),
+                self.keys,
+            )
             if has_extras
             else None,
             stops=request.stop_strings,

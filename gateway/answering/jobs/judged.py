@@ -3,7 +3,11 @@
 import msgspec
 
 from outrider.engine.request import Verification
-from outrider.gateway.answering.jobs.engine_requests import Rendered, check_token_ids
+from outrider.gateway.answering.jobs.engine_requests import (
+    Rendered,
+    cascade_params,
+    check_token_ids,
+)
 from outrider.gateway.answering.reading.parsed_request import ApiRequest
 from outrider.gateway.answering.text.chat import Prompt
 from outrider.gateway.contract.errors.tree import BadRequestError
@@ -26,6 +30,11 @@ def with_judged(request: ApiRequest, rendered: Rendered) -> Rendered:
     asked = judge_options(request)
     if asked is None:
         return rendered
+    if request.outrider is not None and cascade_params(request.outrider.quality) is not None:
+        raise BadRequestError(
+            f"outrider.quality: with {_PARAM} the hypotheses have a quality.",
+            param="outrider.quality",
+        )
     if request.token_limit != 0:
         raise BadRequestError(
             f"max_tokens: must be 0 with {_PARAM}: the answer is there.", param="max_tokens"
@@ -66,4 +75,8 @@ def _hypothesis(own: HypothesisOptions, rendered: Rendered, asked: JudgeOptions)
         min_tokens=own.min_tokens,
         thinking=rendered.thinking,
     )
-    return Hypothesis(sampling=sampling, noise_tier=own.tier or rendered.info.tier)
+    return Hypothesis(
+        sampling=sampling,
+        noise_tier=own.tier or rendered.info.tier,
+        cascade=cascade_params(own.quality),
+    )

@@ -19,7 +19,7 @@ class ReceiptTerms(msgspec.Struct, frozen=True, kw_only=True):
     """As the request names it; None where the router chose."""
     reveals_tiers: bool
     checkpoints: Mapping[Tier, str]
-    """The fingerprints of those that may answer."""
+    """The fingerprints of those that may answer, or have a part in its tokens."""
     adapters: Mapping[Tier, str]
 
 
@@ -31,7 +31,8 @@ def receipt_terms(
 ) -> ReceiptTerms | None:
     """Return the terms of a request's receipt; None where it asked for none.
 
-    `infos`: the tiers that may answer. What an alias or a chain stands for is not told.
+    `infos`: the tiers that may answer, or have a part in its tokens. What an alias or a chain
+    stands for is not told.
     """
     if request.outrider is None or not request.outrider.receipt:
         return None

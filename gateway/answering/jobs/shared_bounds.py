@@ -7,23 +7,24 @@ from outrider.engine.events import EngineInfo, TierInfo
 from outrider.gateway.contract.errors.tree import BadRequestError
 
 
-def cascade_tier(candidates: Sequence[TierInfo], engine: EngineInfo) -> TierInfo:
+def cascade_tier(candidates: Sequence[TierInfo], engine: EngineInfo, *, param: str) -> TierInfo:
     """Return the large tier, bounded by the small model's limits, for a speculative cascade.
 
-    Raises BadRequestError where one of the two models has no part in the answer.
+    `param`: the field that asks for it. Raises BadRequestError where one of the two models has no
+    part in the answer.
     """
     large = next((info for info in candidates if info.tier == "large"), None)
     if large is None:
         raise BadRequestError(
-            "outrider.quality: in a cascade the large model verifies the drafts of the small "
+            f"{param}: in a cascade the large model verifies the drafts of the small "
             "one; set model to auto or large.",
-            param="outrider.quality",
+            param=param,
         )
     if "small" not in engine.drafters:
         raise BadRequestError(
-            "outrider.quality: a cascade needs a small model that drafts for the large one; this "
+            f"{param}: a cascade needs a small model that drafts for the large one; this "
             "server runs without.",
-            param="outrider.quality",
+            param=param,
         )
     return bounded(large, tuple(engine.tiers.values()))
 

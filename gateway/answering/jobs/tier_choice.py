@@ -51,6 +51,8 @@ class TierChoice(msgspec.Struct, frozen=True, kw_only=True):
     """An upstream tier takes a weak answer over."""
     sticky: Tier | None = None
     """The tier that has the conversation in its cache."""
+    mixed_with: TierInfo | None = None
+    """The small tier, where both models have a part in each token."""
 
     @property
     def tier(self) -> Tier:
@@ -98,11 +100,13 @@ class TierChooser:
         """
         candidates = _narrowed(prompts.options.tier, candidates, engine)
         is_routed = prompts.is_auto or len(candidates) > 1  # an adapter beside the small model
-        if prompts.options.quality not in (None, "lossless"):
-            info = cascade_tier(candidates, engine)
+        if prompts.options.needs_both_models:
+            param = "outrider.judge" if prompts.options.judge else "outrider.quality"
+            info = cascade_tier(candidates, engine, param=param)
             await self._budget(prompts, (info,))
             is_named = prompts.options.tier is not None or not is_routed
-            return self._choice(info, "requested" if is_named else "cascade")
+            choice = self._choice(info, "requested" if is_named else "cascade")
+            return msgspec.structs.replace(choice, mixed_with=engine.tiers["small"])
         if is_routed and prompts.options.tier is None:
             small = next((info for info in candidates if info.tier == "small"), None)
             by = prompts.options.preferred(principal.scopes.prefer, self.routing.prefer)

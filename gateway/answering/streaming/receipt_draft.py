@@ -81,7 +81,9 @@ class ReceiptDraft:
             adapter=terms.adapters.get(tier) if is_open else None,
             engine=own_version() if is_open else None,
             seed=None if first.sampling.is_greedy else str(first.sampling.seed),
-            sampling=sampling_of(first),
+            sampling=sampling_of(
+                first, small_checkpoint=terms.checkpoints.get("small") if is_open else None
+            ),
             choices=[
                 self._choice(index, generation, own)
                 for index, own in zip(sorted(self._answers), nonces, strict=True)

@@ -211,6 +211,7 @@ class HypothesisOptions(RequestModel):
     logit_bias: LogitBias | None = None
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] = 0
     stop_token_ids: Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    quality: Literal["lossless"] | CascadeQuality | None = None
 
 
 class JudgeOptions(RequestModel):
@@ -278,6 +279,13 @@ class OutriderOptions(RequestModel):
         None beside a threshold, which is a choice of its own.
         """
         return None if self.threshold is not None else self.prefer or by_key or usual
+
+    @property
+    def needs_both_models(self) -> bool:
+        """True if both models have a part in each token: in a cascade, or in judging one."""
+        judged = () if self.judge is None else self.judge.hypotheses
+        qualities = (self.quality, *(each.quality for each in judged))
+        return any(isinstance(quality, CascadeQuality) for quality in qualities)
 
     @property
     def has_extras(self) -> bool:

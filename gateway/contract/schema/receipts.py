@@ -19,6 +19,7 @@ class ReceiptCascade(CompleteModel, kw_only=True):
 
     alpha: Number
     rule: str
+    checkpoint: Annotated[str | None, says("The small model's; the payload's is the large one's.")]
 
 
 class ReceiptSampling(CompleteModel, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from outrider.gateway.contract.errors.tree import BadRequestError
 from outrider.gateway.contract.schema.kinds import AUTO
-from outrider.gateway.contract.schema.receipts import Receipt
+from outrider.gateway.contract.schema.receipts import Receipt, ReceiptCascade
 from outrider.gateway.http.apis.verify.given import GivenAnswer, receipt_choice
 from outrider.gateway.http.apis.verify.schema import OtherHypothesis
 from outrider.verifier.params import TIERS
@@ -34,9 +34,16 @@ class Claim:
         named = [(CLAIMED, dict(self.hypothesis))]
         for other in others:
             changed = other.model_dump(exclude_none=True)
-            name = ", ".join(f"{field}={value:g}" for field, value in changed.items())
+            name = ", ".join(f"{field}={_shown(value)}" for field, value in changed.items())
             named.append((name or CLAIMED, {**self.hypothesis, **changed}))
         return named
+
+
+def _shown(value: Any) -> str:
+    """Return a hypothesis's value as its name has it; of a cascade its rule and alpha."""
+    if isinstance(value, dict):
+        return f"{value.get('rule') or 'opt'} {value['cascade']:g}"
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def claim_of(
@@ -62,8 +69,6 @@ def _by_receipt(answer: GivenAnswer, receipt: Receipt) -> Claim:
     payload = receipt.payload
     _, choice = receipt_choice(receipt, answer.index)
     sampling = payload.sampling
-    if sampling.cascade is not None:
-        raise _no_cascade("answer.outrider.receipt.payload.sampling.cascade")
     needs = [name for name in ("grammar", "thinking") if getattr(sampling, name) is not None]
     stream = choice.stream
     named = payload.model if payload.model not in (None, AUTO, *TIERS) else choice.tier
@@ -83,6 +88,7 @@ def _by_receipt(answer: GivenAnswer, receipt: Receipt) -> Claim:
             "seed": int(payload.seed or 0),
             "choice": answer.index if stream is None else stream // 2,
             "tier": None if stream is None else TIERS[stream % 2],
+            "quality": _quality(sampling.cascade),
         },
         needs_request=" and ".join(needs) or None,
     )
@@ -93,8 +99,7 @@ def _by_request(
 ) -> Claim:
     """Return what a request asks for; of an answer without a seed there is no telling."""
     options = request.get("outrider")
-    if isinstance(options, dict) and isinstance(options.get("quality"), dict):
-        raise _no_cascade("request.outrider.quality")
+    quality = options.get("quality") if isinstance(options, dict) else None
     fields = {**defaults, "temperature": defaults.get("temperature", 1.0)}
     fields |= {name: request[name] for name in _SAMPLING if request.get(name) is not None}
     seed = request.get("seed")
@@ -117,6 +122,7 @@ def _by_request(
             "seed": int(seed or 0) % 2**64 if isinstance(seed, int | None) else seed,
             "choice": answer.index,
             "tier": tier if tier in TIERS else None,
+            "quality": quality,
         },
         needs_request="request",
     )
@@ -127,7 +133,6 @@ def judged_by(claim: Claim, model: str | None) -> Claim:
     return claim if model is None else replace(claim, model=model)
 
 
-def _no_cascade(param: str) -> BadRequestError:
-    return BadRequestError(
-        f"{param}: answers of speculative cascades cannot be verified.", param=param
-    )
+def _quality(cascade: ReceiptCascade | None) -> dict[str, Any] | None:
+    """Return a receipt's cascade as `outrider.quality` has it."""
+    return None if cascade is None else {"cascade": float(cascade.alpha), "rule": cascade.rule}

@@ -8,6 +8,7 @@ from outrider.engine.request import MAX_HYPOTHESES
 from outrider.gateway.contract.schema.common import (
     MAX_CHOICES,
     WHOLE,
+    CascadeQuality,
     ListOf,
     OptionalModelName,
     RequestModel,
@@ -24,6 +25,7 @@ class OtherHypothesis(RequestModel):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    quality: Literal["lossless"] | CascadeQuality | None = None
 
 
 class VerifyRequest(RequestModel):

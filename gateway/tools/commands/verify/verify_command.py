@@ -45,11 +45,16 @@ class OtherWays:
         list[float] | None, typer.Option(help="Another temperature; repeatable.")
     ] = None
     top_p: Annotated[list[float] | None, typer.Option(help="Another top-p; repeatable.")] = None
+    cascade: Annotated[
+        list[float] | None,
+        typer.Option(help="A speculative cascade of this alpha (rule opt); repeatable."),
+    ] = None
 
     def hypotheses(self) -> list[dict[str, Any]]:
         """Return one for each value."""
         named = {"seed": self.seed, "temperature": self.temperature, "top_p": self.top_p}
-        return [{name: value} for name, values in named.items() for value in values or ()]
+        found = [{name: value} for name, values in named.items() for value in values or ()]
+        return [*found, *({"quality": {"cascade": alpha}} for alpha in self.cascade or ())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
