@@ -133,6 +133,62 @@ def test_an_answer_under_a_schema_is_verified_with_its_request(served: Gateway) 
     assert (refused["param"], "grammar" in refused["message"]) == ("request", True)
 
 
+ADD: dict[str, Any] = {
+    "name": "add",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_old", [False, True])
+def test_tool_calls_that_were_edited_beside_their_tokens_are_found(
+    served: Gateway, *, is_old: bool
+) -> None:
+    request: dict[str, Any] = {"messages": MESSAGES}
+    if is_old:
+        request |= {"functions": [ADD], "function_call": {"name": "add"}}
+    else:
+        request |= {"tools": [{"type": "function", "function": ADD}], "tool_choice": "required"}
+    answer = answered(served, **request, temperature=1, seed=3, max_tokens=120)
+    message = answer["choices"][0]["message"]
+    call = message["function_call"] if is_old else message["tool_calls"][0]["function"]
+    call["arguments"] = json.dumps(json.loads(call["arguments"]), indent=2)  # as some clients do
+    assert_matches(verified(served, answer, request=request))
+    for name, value in (("arguments", '{"a": 1, "b": 2}'), ("name", "subtract")):
+        edited = copy.deepcopy(answer)
+        message = edited["choices"][0]["message"]
+        call = message["function_call"] if is_old else message["tool_calls"][0]["function"]
+        call[name] = value
+        report = verified(served, edited, request=request)
+        assert (report["matches"], report["explanation"]) == (False, "edited text"), name
+    del answer["choices"][0]["message"]["function_call" if is_old else "tool_calls"]
+    assert verified(served, answer, request=request)["explanation"] == "edited text"
+
+
+@pytest.mark.slow
+def test_the_command_compares_the_calls_of_a_stream(served: Gateway, tmp_path: Path) -> None:
+    request = {
+        "model": "large", "messages": MESSAGES, "temperature": 1, "seed": 4, "max_tokens": 120,
+        "tools": [{"type": "function", "function": ADD}], "tool_choice": "required",
+        "stream": True, "outrider": {"receipt": True},
+    }  # fmt: skip
+    events = served.http.post("/v1/chat/completions", json=request).text
+    answer, asked = tmp_path / "answer.txt", tmp_path / "request.json"
+    answer.write_text(events)
+    asked.write_text(json.dumps(request))
+    command = ["verify", str(answer), "--url", served.url, "--request", str(asked)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert '"name":"add"' in events
+    answer.write_text(events.replace('"name":"add"', '"name":"sub"'))
+    done = CliRunner().invoke(app, command)
+    assert (done.exit_code, "edited text" in done.output) == (1, True), done.output
+
+
 @pytest.mark.slow
 def test_other_hypotheses_explain_less(served: Gateway) -> None:
     found = []

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import msgspec
 
 from outrider.gateway.answering.jobs.jobs import JobBuilder
 from outrider.gateway.answering.text.chat import ChatTokenizer
+from outrider.gateway.answering.text.tool_parser import ToolReading
 from outrider.gateway.contract.errors.http import Problem
 from outrider.gateway.contract.errors.tree import BadRequestError
+from outrider.gateway.contract.schema.chat import ChatRequest
 from outrider.gateway.contract.schema.receipts import Receipt
 from outrider.gateway.http.apis.api import ANYONE, Caller, TranslatedRequest
 from outrider.gateway.http.apis.reading import read_body
@@ -22,10 +25,13 @@ from outrider.gateway.http.apis.verify.given import (
 )
 from outrider.gateway.http.apis.verify.schema import VerifyRequest
 from outrider.gateway.http.apis.verify.writer import VerifyWriter, notes_of
+from outrider.gateway.http.apis.verify.written_calls import read_tokens, tool_reading
 from outrider.gateway.receipts.signing_keys import SigningKeys
 
+_TOOLS: Final = ("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call")
+_CHARS_PER_TOKEN: Final = 4
 _PASSED_ON: Final = (
-    *("messages", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
+    *("messages", *_TOOLS),
     *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
     *("guided_grammar", "regex", "ebnf", "json_schema", "grammar", "chat_template_kwargs"),
     *("reasoning_effort", "thinking_token_budget", "continue_final_message"),
@@ -59,7 +65,7 @@ class VerifyApi:
         is_edited = (
             tokenizer is not None
             and not retokenised
-            and not answer.is_text_of(token_ids, tokenizer.decode)
+            and not await self._is_of_tokens(answer, token_ids, tokenizer, request.request, caller)
         )
         named = claim.variants(request.hypotheses or [])
         fields = _prompt_fields(answer, claim, request.request)
@@ -97,6 +103,41 @@ class VerifyApi:
     def problem_body(self, problem: Problem) -> bytes:
         """The JSON of an error."""
         return problem.body()
+
+    async def _is_of_tokens(
+        self,
+        answer: GivenAnswer,
+        token_ids: tuple[int, ...],
+        tokenizer: ChatTokenizer,
+        request: Mapping[str, Any] | None,
+        caller: Caller,
+    ) -> bool:
+        """Return whether text and calls are what the tokens are read as. Raises BadRequestError."""
+        reading = await self._tool_reading(request, tokenizer)
+        info = await self.jobs.models.engine_info()
+        most = max((tier.max_context for tier in info.tiers.values()), default=0)
+        # The model refuses what is longer than its context.
+        if reading is None or answer.message is None or len(token_ids) > most:
+            return answer.is_text_of(token_ids, tokenizer.decode)
+        work = self.jobs.prompt_work(caller.principal.tenant)
+        readings = await work.run(
+            len(token_ids) * _CHARS_PER_TOKEN, partial(read_tokens, token_ids, tokenizer, reading)
+        )
+        return any(
+            read.has_calls_of(answer.message) and answer.stands_in(read.content)
+            for read in readings
+        )
+
+    async def _tool_reading(
+        self, request: Mapping[str, Any] | None, tokenizer: ChatTokenizer
+    ) -> ToolReading | None:
+        """Return how a request's calls are read; None without tools. Raises BadRequestError."""
+        fields = {name: request[name] for name in _TOOLS if request and request.get(name)}
+        if not fields:
+            return None
+        body = _encode({"messages": [{"role": "user", "content": ""}], **fields})
+        read = await read_body(ChatRequest, body, ignores_unknown=self.ignores_unknown)
+        return tool_reading(read.request, tokenizer)
 
     def _tokenizer(self, claim: Claim) -> ChatTokenizer | None:
         """Return the tokenizer of the model that judges; None where no model is loaded."""

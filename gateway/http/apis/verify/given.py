@@ -32,11 +32,17 @@ class GivenAnswer:
         return report if isinstance(report, dict) else {}
 
     @property
+    def message(self) -> Mapping[str, Any] | None:
+        """A chat's message; None of a completion."""
+        message = self.choice.get("message")
+        return message if isinstance(message, dict) else None
+
+    @property
     def text(self) -> str:
         """The choice's text. Raises BadRequestError where its tokens cannot be had from that."""
-        message = self.choice.get("message")
-        content = message.get("content") if isinstance(message, dict) else self.choice.get("text")
-        has_more = isinstance(message, dict) and any(
+        message = self.message
+        content = self.choice.get("text") if message is None else message.get("content")
+        has_more = message is not None and any(
             message.get(name) for name in ("tool_calls", "function_call", "reasoning_content")
         )
         if not isinstance(content, str) or not content or has_more:
@@ -49,16 +55,16 @@ class GivenAnswer:
     def is_text_of(self, token_ids: tuple[int, ...], decode: Callable[[list[int]], str]) -> bool:
         """Return whether the choice's text stands in that of its tokens, spaces aside.
 
-        A stop sequence and thinking are in the tokens only. Tool calls are written anew, so they
-        are not compared. A completion may repeat its prompt (`echo`).
+        A stop sequence and thinking are in the tokens only. Tool calls are written anew, and
+        compared by `written_calls.py`. A completion may repeat its prompt (`echo`).
         """
-        message, echoed = self.choice.get("message"), self.prompt_token_ids or ()
-        content = self.choice.get("text")
-        if isinstance(message, dict):
-            content, echoed = message.get("content"), ()
-        return not isinstance(content, str) or _bare(content) in _bare(
-            decode([*echoed, *token_ids])
-        )
+        echoed = () if self.message is not None else self.prompt_token_ids or ()
+        return self.stands_in(decode([*echoed, *token_ids]))
+
+    def stands_in(self, text: str) -> bool:
+        """Return whether the choice's text stands in another one, spaces aside."""
+        own = self.choice.get("text") if self.message is None else self.message.get("content")
+        return not isinstance(own, str) or _bare(own) in _bare(text)
 
 
 def _bare(text: str) -> str:

@@ -42,11 +42,21 @@ def _add(choice: dict[str, Any], piece: dict[str, Any]) -> None:
         choice["text"] = choice.get("text", "") + piece["text"]
     delta = piece.get("delta") or {}
     if delta.get("content"):
-        message = choice.setdefault("message", {"content": ""})
-        message["content"] += delta["content"]
+        message = choice.setdefault("message", {})
+        message["content"] = message.get("content", "") + delta["content"]
+    for call in delta.get("tool_calls") or ():
+        _add_call(choice.setdefault("message", {}).setdefault("tool_calls", []), call)
     for name in ("prompt_token_ids", "finish_reason"):
         if piece.get(name) is not None:
             choice[name] = piece[name]
+
+
+def _add_call(calls: list[dict[str, Any]], piece: dict[str, Any]) -> None:
+    """Add a chunk's part of a call, which may be its beginning."""
+    if piece["index"] >= len(calls):
+        calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
+    for name, text in (piece.get("function") or {}).items():
+        calls[-1]["function"][name] += text or ""
 
 
 def _content(path: Path) -> str:
