@@ -37,6 +37,7 @@ from torch import Tensor
 
 from outrider.kernels.upload import upload
 from outrider.verifier.judged import JudgedSequence
+from outrider.verifier.params import CascadeRule
 from outrider.verifier.sampling import RowGroup, add_noise, log_targets, process_logits
 from outrider.verifier.token_tree import TokenTree
 
@@ -108,29 +109,34 @@ def log_mixture(small: Tensor, large: Tensor, groups: SequenceOf[RowGroup]) -> T
     rows one after the other, each group's sequence with a cascade.
     """
     parameters: list[tuple[float, float, float]] = []
+    rules: set[CascadeRule] = set()
     for group in groups:
         cascade, sampling = group.sequence.cascade, group.sequence.sampling
         assert cascade is not None
         own = (cascade.alpha, float(cascade.rule == "opt"), float(sampling.is_greedy))
         parameters.extend([own] * len(group.depths))
+        rules.add(cascade.rule)
     columns = upload(np.array(parameters, np.float32), small.device)  # [num_rows, 3]
     alpha, is_opt, is_greedy = columns[:, :1], columns[:, 1:2] > 0, columns[:, 2:] > 0
-    log_small = _concentrate(log_targets(small, groups), is_greedy)
-    log_large = _concentrate(log_targets(large, groups), is_greedy)
+    log_small, log_large = log_targets(small, groups), log_targets(large, groups)
+    if any(group.sequence.sampling.is_greedy for group in groups):
+        log_small = _concentrate(log_small, is_greedy)
+        log_large = _concentrate(log_large, is_greedy)
     small_probs, large_probs = log_small.softmax(-1), log_large.softmax(-1)
     large1 = large.softmax(-1)
-    max_small = small.softmax(-1).amax(-1, keepdim=True)  # [num_rows, 1]
-    max_large = large1.amax(-1, keepdim=True)
+    max_large = large1.amax(-1, keepdim=True)  # [num_rows, 1]
 
-    distance = (small_probs - large_probs).clamp(min=0.0).sum(-1, keepdim=True)
-    defers = max_small < max_large - alpha * distance - _ROUNDING
-    log_opt = torch.where(defers, log_large, log_small)
-
-    is_rejected = large1 < (1.0 - alpha) * max_large  # [num_rows, num_tokens]
-    rejected_mass = (small_probs * is_rejected).sum(-1, keepdim=True)
-    log_specific = (small_probs * ~is_rejected + large_probs * rejected_mass).log()
-
-    log_pi = torch.where(is_opt, log_opt, log_specific)
+    log_pi = log_large
+    if "opt" in rules:
+        max_small = small.softmax(-1).amax(-1, keepdim=True)
+        distance = (small_probs - large_probs).clamp(min=0.0).sum(-1, keepdim=True)
+        defers = max_small < max_large - alpha * distance - _ROUNDING
+        log_pi = torch.where(defers, log_large, log_small)
+    if "token_specific" in rules:
+        is_rejected = large1 < (1.0 - alpha) * max_large  # [num_rows, num_tokens]
+        rejected_mass = (small_probs * is_rejected).sum(-1, keepdim=True)
+        log_specific = (small_probs * ~is_rejected + large_probs * rejected_mass).log()
+        log_pi = torch.where(is_opt, log_pi, log_specific)
     # What the small model cannot say at all (its rules left nothing) is left to the large one.
     return torch.where(small.amax(-1, keepdim=True) == -torch.inf, log_large, log_pi)
 

@@ -4,12 +4,14 @@ from outrider.engine.config import MAX_SCORED_ROWS, EngineConfig
 from outrider.engine.queue.policy import StepThrottle
 from outrider.engine.sequences.sequence import Sequence
 from outrider.engine.ttft_predictor import ServiceTimes
-from outrider.verifier.params import Tier
+from outrider.verifier.params import Hypothesis, Tier
 
 # A batch prompt that may be computed at all gets so many rows, or it would never end.
 _MIN_BATCH_ROWS = 16
 # What judging a row takes, in rows that are scored: it draws the noise of the whole vocabulary.
 _JUDGED_ROW = 2
+# And where both models have a part: their mixture is torch's, and takes much longer.
+_MIXED_ROW = 16
 
 
 class PrefillRows:
@@ -52,7 +54,7 @@ class PrefillRows:
         # Rows that were scored before a pre-emption are computed again, and not scored again.
         num_known = sequence.num_scored_rows - sequence.view.num_computed_tokens
         asked = sequence.request.verification
-        cost = 1 if asked is None else _JUDGED_ROW * len(asked.hypotheses)
+        cost = 1 if asked is None else sum(map(_judging_cost, asked.hypotheses))
         num_scored = min(sequence.num_unscored_tokens, max(self._num_scored_rows // cost, 1))
         num_tokens = min(num_tokens, num_known + num_scored)
         self._num_scored_rows -= cost * max(num_tokens - num_known, 0)
@@ -64,3 +66,8 @@ class PrefillRows:
             return True
         is_full = self.throttle is not None and self._num_batch_rows <= 0
         return is_full and sequence.request.objective.is_batch
+
+
+def _judging_cost(hypothesis: Hypothesis) -> int:
+    """Return what judging a row takes, in rows that are scored."""
+    return _JUDGED_ROW if hypothesis.cascade is None else _MIXED_ROW
