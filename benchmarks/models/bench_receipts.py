@@ -1,7 +1,10 @@
 """What does verifying an answer cost, and what does it find?
 
 Cost: a verification of an answer of `--answer` tokens behind a prompt of `--prompt`, over the
-prefill of as many tokens (an ordinary request for one token), in turn, nothing cached.
+prefill of as many tokens (an ordinary request for one token), in turn, nothing cached. forged: of
+the answer backwards, of which nearly every token differs, so that its gap is worked out. Judging
+takes a vocabulary of noise a token, whatever the model; so the model has to be of a real one's size
+(`--expand-target`).
 
 Detection: `--answers` sampled answers of `--tokens` tokens, all judged by the same weights under
 the claim of temperature 1. honest: it is true. fewer bits: the writer's weights have four bits.
@@ -15,13 +18,13 @@ all honest answers raise one (at 95 %).
 
 Reading it: `verification over prefill` at most 1.2; AUC at least 0.999; no false alarm.
 
-    python -m benchmarks.models.bench_receipts --dtype bfloat16
+    python -m benchmarks.models.bench_receipts --dtype bfloat16 --expand-target 400M
     python -m benchmarks.models.bench_receipts --large FOLDER --dtype bfloat16 --honest 10000
 """
 
 import argparse
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -154,33 +157,40 @@ def requests_of(
 def measure_cost(engine: Engine, arguments: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
     """Time verifications and prefills of the same length, in turn."""
     numbers = itertools.count()
-
-    def text() -> Written:
-        first = next(numbers)
-        ids = tuple((first + 7 * place) % vocab_size for place in range(_length(arguments)))
-        prompt, answer = ids[: arguments.prompt], ids[arguments.prompt :]
-        sampling = SamplingParams(max_tokens=1, temperature=_CLAIM, seed=first)
-        request = EngineRequest(
-            request_id=f"cost-{first}", prompt_token_ids=prompt, tier="large", sampling=sampling
-        )
-        return Written(request=request, token_ids=answer)
+    prompt = tuple(7 * place % vocab_size for place in range(arguments.prompt))
+    sampling = SamplingParams(max_tokens=arguments.answer, temperature=_CLAIM, seed=arguments.seed)
+    request = EngineRequest(
+        request_id="cost", prompt_token_ids=prompt, tier="large", sampling=sampling
+    )
+    (honest,) = run(engine, [request], batch=1)
+    forged = replace(honest, token_ids=honest.token_ids[::-1])
 
     def prefill() -> float:
-        one = text()
         whole = replace(
-            one.request, prompt_token_ids=(*one.request.prompt_token_ids, *one.token_ids)
+            request,
+            request_id=f"prefill-{next(numbers)}",
+            prompt_token_ids=(*prompt, *honest.token_ids),
+            sampling=replace(sampling, max_tokens=1),
         )
         return timed(partial(_events, engine, [whole], batch=1))
 
-    def verify() -> float:
-        asked = verification_of(text(), arguments.answer)
+    def verify(text: Written) -> float:
+        named = replace(text, request=replace(request, request_id=f"verify-{next(numbers)}"))
+        asked = verification_of(named, arguments.answer)
         return timed(partial(_events, engine, [asked], batch=1))
 
-    times = measure_in_turn({"prefill": prefill, "verify": verify}, repeats=arguments.repeats)
+    cases: dict[str, Callable[[], float]] = {
+        "prefill": prefill,
+        "verify": partial(verify, honest),
+        "verify_forged": partial(verify, forged),
+    }
+    times = measure_in_turn(cases, repeats=arguments.repeats)
     return {
         "prefill_s": Summary.of(times["prefill"]),
         "verify_s": Summary.of(times["verify"]),
+        "verify_forged_s": Summary.of(times["verify_forged"]),
         "over_prefill": paired_ratio(times["verify"], times["prefill"]),
+        "forged_over_prefill": paired_ratio(times["verify_forged"], times["prefill"]),
     }
 
 
@@ -296,6 +306,12 @@ def show(results: Mapping[str, Any]) -> None:
                 milliseconds(cost["verify_s"].median),
                 f"{ratio:.3f}",
                 verdict(ratio <= _MOST_COST),
+            ],
+            [
+                "of a forged text",
+                milliseconds(cost["verify_forged_s"].median),
+                f"{cost['forged_over_prefill'].median:.3f}",
+                "",
             ],
         ],
     )
