@@ -27,10 +27,10 @@ from outrider.router.calibration import (
     Stage,
     StageRows,
     calibrate,
-    split,
 )
 from outrider.router.dial import ScoreBand, Setting
 from outrider.router.features import FloatRows
+from outrider.router.rows import answered
 
 CONFIDENCE: Final = 0.9
 """The probability with which a quality is kept."""
@@ -181,6 +181,11 @@ def assure(
     )
 
 
+def is_assured(rows: StageRows) -> bool:
+    """Return whether labels tell what is kept: of each tier, where there are more than two."""
+    return rows.tiers is None or not rows.tiers.ladder.unlabelled
+
+
 def kept_quality(routed: FloatRows, strong: FloatRows, confidence: float = CONFIDENCE) -> float:
     """Return the share of the large model's accuracy that is kept with this confidence, in [0, 1].
 
@@ -230,10 +235,9 @@ def _assured_stage(rows: StageRows, confidence: float) -> AssuredStage:
     points: list[AssuredPoint] = []
     least = 1.0
     for point in calibrate(rows, CalibrationTarget(strong_share=1.0)).points:
-        is_strong, _ = split(rows, point.threshold, point.band)
-        if not is_strong.all():
-            routed = np.where(is_strong, rows.strong, rows.weak)[order]
-            least = min(least, kept_quality(routed, strong, confidence))
+        scores, shares = answered(rows, point.threshold, point.band)
+        if not (shares == 1.0).all():
+            least = min(least, kept_quality(scores[order], strong, confidence))
         points.append(
             AssuredPoint(
                 threshold=point.threshold,

@@ -14,20 +14,21 @@ is where beginning an answer is expected to pay.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.router.bands import ALWAYS_LARGE as ALWAYS_LARGE
 from outrider.router.bands import Bands, OverruledBands, PaidBands, cuts_below
 from outrider.router.costs import TokenPrices
 from outrider.router.features import FloatRows
+from outrider.router.rows import Stage as Stage
+from outrider.router.rows import StageRows as StageRows
+from outrider.router.rows import answered
+from outrider.router.rows import split as split
 from outrider.verifier.params import Tier
 
-Stage = Literal["text", "prompt", "answer"]
 Prices = Mapping[Tier, TokenPrices]
-Bools = NDArray[np.bool_]
 
 _NUM_POINTS: Final = 101
 _PRICE_UNIT: Final = 1e-6  # prices are for a million tokens
@@ -47,7 +48,8 @@ class OperatingPoint:
     """Text qualities (low, high) between which the small model begins under watch. None without a
     watch."""
     strong_share: float
-    """Prompts that got the large model's answer, in [0, 1]."""
+    """Prompts that got the large model's answer, in [0, 1]. Among more than two tiers: how far the
+    cost is from always-cheapest's to always-dearest's."""
     watched_share: float
     """Prompts that began under watch, in [0, 1]."""
     accuracy: float
@@ -67,84 +69,6 @@ class Calibration:
     quality_deciles: tuple[float, ...]
     """Deciles of the text qualities seen in calibration, [11] from lowest to highest: what drift is
     measured against."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StageRows:
-    """Labelled prompts as each stage judges them; every array is [num_prompts].
-
-    Qualities are 1 - gain, in [0, 2]. The policy clips them at 1; the order beyond it still counts
-    for APGR. Tokens and seconds are None where the data lack them.
-    """
-
-    text: FloatRows
-    prompt: FloatRows
-    """Equals `text` where there is no probe."""
-    answer: FloatRows | None
-    """None where nothing is known of the small model's answers. It has seen their first
-    `hold_back_tokens`."""
-    weak: FloatRows
-    """The small tier's score, in [0, 1]."""
-    strong: FloatRows
-    """The large tier's score, in [0, 1]."""
-    text_right: FloatRows | None = None
-    """The text's estimate of the small tier's score; None: not known."""
-    last_right: FloatRows | None = None
-    """The last stage's."""
-    hold_back_tokens: int = 16
-    num_prompt_tokens: FloatRows | None = None
-    num_weak_tokens: FloatRows | None = None
-    num_strong_tokens: FloatRows | None = None
-    weak_s: FloatRows | None = None
-    """To the answer's last token."""
-    strong_s: FloatRows | None = None
-    """To the answer's last token."""
-    small_cost: FloatRows | None = None
-    """Expected cost of the small model's answer. With the two below: gains are weighed by costs."""
-    begun_cost: FloatRows | None = None
-    """Expected cost of an answer that the small model begins and hands over."""
-    large_cost: FloatRows | None = None
-    """Expected cost of the large model's answer."""
-    reference_cost: float = 1.0
-    """Extra cost of the large model for which a gain counts in full, as `CostModel.reference`."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError if there are no rows, lengths differ or a value is not finite."""
-        num_rows = len(self.text)
-        if not num_rows:
-            raise ValueError("no prompts to judge a router by")
-        for name in self.__dataclass_fields__:
-            values = getattr(self, name)
-            if isinstance(values, np.ndarray):
-                if values.shape != (num_rows,):
-                    raise ValueError(f"{name} has shape {list(values.shape)}, not [{num_rows}]")
-                if not np.isfinite(values).all():
-                    raise ValueError(f"{name} holds values that are not finite")
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages with qualities of their own, from the first to the last."""
-        stages: list[Stage] = ["text"]
-        if not np.array_equal(self.text, self.prompt):
-            stages.append("prompt")
-        if self.answer is not None:
-            stages.append("answer")
-        return tuple(stages)
-
-    def quality(self, stage: Stage) -> FloatRows:
-        """A stage's qualities; the prompt's if the answers are not known."""
-        if stage == "answer" and self.answer is not None:
-            return self.answer
-        return self.text if stage == "text" else self.prompt
-
-    def judged(self, stage: Stage) -> FloatRows:
-        """A stage's qualities as thresholds see them: for the cost, and clipped to [0, 1]."""
-        quality = self.quality(stage)
-        if self.large_cost is not None and self.small_cost is not None:
-            extra = (self.large_cost - self.small_cost) / self.reference_cost
-            quality = 1.0 - (1.0 - quality) / np.maximum(extra, 1.0)
-        clipped: FloatRows = np.clip(quality, 0.0, 1.0)
-        return clipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,34 +126,18 @@ def calibrate(rows: StageRows, target: CalibrationTarget) -> Calibration:
     )
 
 
-def split(
-    rows: StageRows, threshold: float, band: tuple[float, float] | None
-) -> tuple[Bools, Bools]:
-    """Return the prompts that the large model answers, and those that begin watched: [num_prompts].
-
-    Without a band all prompts are compared with the threshold, by the last stage that the rows
-    have.
-    """
-    text = rows.judged("text")
-    last = rows.judged(rows.stages[-1])
-    if band is None:
-        return last < threshold, np.zeros(len(text), dtype=np.bool_)
-    low, high = band
-    is_watched = (text >= low) & (text < high)
-    return (text < low) | (is_watched & (last < threshold)), is_watched
-
-
 def measure(
     rows: StageRows, threshold: float, band: tuple[float, float] | None = None
 ) -> OperatingPoint:
     """Return the operating point of a setting on these rows."""
-    is_strong, is_watched = split(rows, threshold, band)
-    accuracy = float(np.where(is_strong, rows.strong, rows.weak).mean())
+    _, is_watched = split(rows, threshold, band)
+    scores, shares = answered(rows, threshold, band)
+    accuracy = float(scores.mean())
     always_large = float(rows.strong.mean())
     return OperatingPoint(
         threshold=threshold,
         band=band,
-        strong_share=float(is_strong.mean()),
+        strong_share=float(shares.mean()),
         watched_share=float(is_watched.mean()),
         accuracy=accuracy,
         # Nothing is worse than a large model that is never right.
@@ -242,8 +150,10 @@ def request_costs(rows: StageRows, point: OperatingPoint, prices: Prices) -> Flo
 
     An escalated answer is paid twice: the small model's prompt and held tokens, then the large
     model's whole answer (tokens that it takes over are still its own). Cached prompts are not
-    known here and count in full.
+    known here and count in full. Among more than two tiers the data know what each answer costs.
     """
+    if rows.tiers is not None:
+        return rows.tiers.answered(rows.tiers.usd, point.threshold)
     prompt = needed(rows.num_prompt_tokens, "prompt_tokens")
     weak = needed(rows.num_weak_tokens, "weak_tokens")
     strong = needed(rows.num_strong_tokens, "strong_tokens")
@@ -295,9 +205,9 @@ def needed(values: FloatRows | None, column: str) -> FloatRows:
 
 def _family(rows: StageRows, stage: Stage) -> list[OperatingPoint]:
     """Settings from always-small to always-large, by rising strong share, no two of one share."""
-    quality = rows.judged(stage)
-    values = np.unique(quality)
-    levels = np.quantile(quality, np.linspace(0.0, 1.0, _NUM_POINTS), method="higher")
+    cuts_of = rows.cuts(stage)
+    values = np.unique(cuts_of)
+    levels = np.quantile(cuts_of, np.linspace(0.0, 1.0, _NUM_POINTS), method="higher")
     cuts = cuts_below(values)[np.searchsorted(values, np.unique(levels))]
     thresholds = [*cuts.tolist(), ALWAYS_LARGE]
     bands = None if stage == "text" else _bands(rows, stage)

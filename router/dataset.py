@@ -2,7 +2,8 @@
 
 Columns: `prompt` (or `messages`: then the last user's text), and for each tier a label, 0 or 1
 (`weak_correct`, `strong_correct`), or a score in [0, 1] (`weak_score`, `strong_score`; it goes
-before a label). The small tier's are needed. JSONL rows of `outrider router collect` say more, see
+before a label). The small tier's are needed. For other tiers than these two: one column a model
+(router/tier_labels.py). JSONL rows of `outrider router collect` say more, see
 `LabelledPrompts`; other columns are ignored.
 """
 
@@ -11,9 +12,9 @@ import csv
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,13 @@ import numpy as np
 
 from outrider.router.encoder.sentence import EmbeddedTexts
 from outrider.router.features import FloatRows
+from outrider.router.tier_labels import (
+    COST_COLUMN,
+    TierLabels,
+    TierLabelsError,
+    TierTerms,
+    by_cost,
+)
 
 _TRUE = frozenset({"1", "1.0", "true"})
 _MAX_WIDTH_CHARS: Final = 32
@@ -70,6 +78,21 @@ class LabelledPrompts:
 
     small_weights: str | None = None
     """The type that the small model's products computed with, such as int8."""
+    tiers: TierLabels | None = None
+    """Where other tiers than small and large were asked for. Then `weak` is the cheapest labelled
+    tier's, `strong` the dearest's."""
+
+    @property
+    def scores(self) -> list[FloatRows]:
+        """Return the labelled tiers' scores, by rising cost."""
+        if self.tiers is not None:
+            return self.tiers.labelled
+        return [self.weak] if self.strong is None else [self.weak, self.strong]
+
+    def for_tiers(self, tiers: TierLabels) -> "LabelledPrompts":
+        """Return the same with the labels of these tiers."""
+        weak, *others = tiers.labelled
+        return replace(self, weak=weak, strong=others[-1] if others else None, tiers=tiers)
 
     @property
     def num_duplicates(self) -> int:
@@ -77,8 +100,10 @@ class LabelledPrompts:
         return len(self.prompts) - len(set(self.prompts))
 
 
-def read_labelled_prompts(path: Path) -> LabelledPrompts:
+def read_labelled_prompts(path: Path, tiers: Sequence[TierTerms] = ()) -> LabelledPrompts:
     """Read .csv, .jsonl or .ndjson (UTF-8; unknown columns are ignored).
+
+    `tiers`: the models whose columns to read, in place of the small and the large tier's.
 
     Raises RouterDataError for a missing or unreadable file, an empty prompt, a value that cannot be
     what its column holds, a column that some rows have and others lack, hidden states of different
@@ -90,7 +115,7 @@ def read_labelled_prompts(path: Path) -> LabelledPrompts:
         raise RouterDataError(f"{path}: must end in .csv, .jsonl or .ndjson")
     if not path.is_file():
         raise RouterDataError(f"{path}: no such file")
-    columns = _Columns(path)
+    columns = _TierColumns(path, tiers) if tiers else _Columns(path)
     try:
         for place, row in reader(path):
             columns.add(place, row)
@@ -133,8 +158,8 @@ class _Columns:
             self._take(name, value, place)
         self._check_alike(place)
 
-    def whole(self, sha256: str) -> LabelledPrompts:
-        """Return all rows; raises RouterDataError for a column that is not in each of them."""
+    def _check_whole(self) -> None:
+        """Raise RouterDataError for a column that is not in each row."""
         for name, values in self._values.items():
             missing = len(self.prompts) - len(values)
             if missing:
@@ -143,6 +168,10 @@ class _Columns:
                     f"{self._path}: {column} is missing in {missing} rows of "
                     f"{len(self.prompts)}; give it in all rows or in none"
                 )
+
+    def whole(self, sha256: str) -> LabelledPrompts:
+        """Return all rows; raises RouterDataError for a column that is not in each of them."""
+        self._check_whole()
         columns = self._values
         counts: dict[str, Any] = {
             field: np.array(columns[name], dtype=np.float64)
@@ -189,6 +218,45 @@ class _Columns:
                 f"{place}: pair is {pairs[-1]}, the first row's is {pairs[0]}; a router serves one "
                 "pair of models, so put each pair's rows into a file of their own"
             )
+
+
+class _TierColumns(_Columns):
+    """Gathers the columns of named tiers, and of what their answers cost."""
+
+    def __init__(self, path: Path, tiers: Sequence[TierTerms]) -> None:
+        super().__init__(path)
+        self._tiers = tiers
+
+    def add(self, place: str, row: Mapping[str, Any]) -> None:
+        """Check one row and take its values; `place` names it in errors."""
+        self.prompts.append(_prompt(row, place))
+        for tier in self._tiers:
+            columns = {tier.name: _tier_score, COST_COLUMN.format(tier.name): _count}
+            for name, parsed in columns.items():
+                if row.get(name) in (None, ""):
+                    continue
+                try:
+                    self._take(name, parsed(row[name]), place)
+                except ValueError as error:
+                    if isinstance(error, RouterDataError):
+                        raise
+                    raise RouterDataError(f"{place}: {name} {error}") from error
+
+    def whole(self, sha256: str) -> LabelledPrompts:
+        """Return all rows; raises RouterDataError for tiers that cannot be ordered or learnt."""
+        self._check_whole()
+        found = {name: np.array(values) for name, values in self._values.items()}
+        scores = {one.name: found[one.name] for one in self._tiers if one.name in found}
+        columns = {one.name: COST_COLUMN.format(one.name) for one in self._tiers}
+        usd = {name: found[column] for name, column in columns.items() if column in found}
+        try:
+            tiers = by_cost(self._tiers, scores, usd)
+        except TierLabelsError as error:
+            raise RouterDataError(f"{self._path}: {error}") from error
+        plain = LabelledPrompts(
+            prompts=self.prompts, weak=tiers.labelled[0], strong=None, sha256=sha256
+        )
+        return plain.for_tiers(tiers)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -254,6 +322,16 @@ def _score(row: Mapping[str, Any], tier: str, place: str) -> float:
     raise RouterDataError(
         f"{place}: {name} is {value!r}, not 0 or 1; a share in [0, 1] goes into {tier}_score"
     )
+
+
+def _tier_score(value: object) -> float:
+    text = str(value).strip().lower()
+    if text in _TRUE | _FALSE:
+        return float(text in _TRUE)
+    with suppress(ValueError):
+        if 0.0 <= (score := float(text)) <= 1.0:
+            return score
+    raise ValueError(f"is {value!r}, not 0, 1 or a share between them")
 
 
 def _hidden_state(value: object) -> FloatRows:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -12,6 +12,7 @@ from outrider.router.calibration import CalibrationError, OperatingPoint, StageR
 from outrider.router.dataset import LabelledPrompts
 from outrider.router.guard import MAX_SHIFT, GuardNumbers, GuardOutcome, RouteGuard
 from outrider.router.policy import own_setting
+from outrider.router.rows import answered
 from outrider.router.scorer import RouterScorer
 
 MAX_UNLIKE: Final = 0.05
@@ -57,6 +58,8 @@ def find_drift(scorer: RouterScorer, data: LabelledPrompts, rows: StageRows) -> 
     chosen = scorer.calibration.chosen
     is_strong, _ = split(rows, chosen.threshold, chosen.band)
     setting = own_setting(scorer)
+    if rows.tiers is not None:  # its share is one of costs, not of requests
+        setting = replace(setting, strong_share=None)
     guard = RouteGuard(
         current_setting=lambda: setting,
         deciles=scorer.calibration.quality_deciles,
@@ -68,7 +71,7 @@ def find_drift(scorer: RouterScorer, data: LabelledPrompts, rows: StageRows) -> 
         for quality, strong in zip(qualities, is_strong.tolist(), strict=True)
     )
     order = np.random.default_rng(0).permutation(len(rows.text))
-    routed = np.where(is_strong, rows.strong, rows.weak)
+    routed, _ = answered(rows, chosen.threshold, chosen.band)
     promised = promised_quality(scorer, data.small_weights)
     is_unlike = [scorer.estimate_familiar(prompt) is None for prompt in data.prompts]
     return Drift(

@@ -19,6 +19,8 @@ class QualityEstimate:
 
     small: float
     large: float | None = None
+    dearer: tuple[float, ...] = ()
+    """The same of the tiers behind the large one, where there are more than two."""
     tokens: ExpectedTokens | None = None
     """Expected tokens of the prompt and its answers, where the router weighs costs."""
 
@@ -40,7 +42,7 @@ class QualityEstimate:
     @property
     def heads(self) -> list[float]:
         """Return the probabilities that there are, [num_heads]."""
-        return [self.small] if self.large is None else [self.small, self.large]
+        return [self.small] if self.large is None else [self.small, self.large, *self.dearer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,11 +82,14 @@ def bounded_logit(probability: float) -> float:
 
 def estimate_of(logits: FloatRows) -> QualityEstimate:
     """Turn the heads' logits, [num_heads], into probabilities."""
-    small, *large = (_sigmoid(logit) for logit in logits.tolist())
-    return QualityEstimate(small=small, large=large[0] if large else None)
+    small, *others = (sigmoid(logit) for logit in logits.tolist())
+    if not others:
+        return QualityEstimate(small=small)
+    return QualityEstimate(small=small, large=others[0], dearer=tuple(others[1:]))
 
 
-def _sigmoid(logit: float) -> float:
+def sigmoid(logit: float) -> float:
+    """1 / (1 + exp(-logit))."""
     # Both branches keep the exponent negative: exp never overflows.
     if logit >= 0.0:
         return 1.0 / (1.0 + math.exp(-logit))

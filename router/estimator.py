@@ -21,7 +21,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.pipeline import Pipeline
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from outrider.router.assurance import assure
+from outrider.router.assurance import assure, is_assured
 from outrider.router.calibration import Calibration, CalibrationTarget, StageRows, calibrate
 from outrider.router.dataset import LabelledPrompts, RouterDataError
 from outrider.router.encoder.neighbours import Neighbours
@@ -30,6 +30,7 @@ from outrider.router.encoder.stage import EncoderConfig, EncoderStage, mixed
 from outrider.router.evaluation import NoGapError, apgr
 from outrider.router.familiarity import Familiarity
 from outrider.router.features import FeatureConfig, FloatRows, prompt_features
+from outrider.router.label_checks import beaten_tiers
 from outrider.router.scorer import MAX_PROMPT_HASHES, RouterScorer, prompt_hashes
 from outrider.router.stacking import (
     ANSWER_PREFIXES,
@@ -46,7 +47,8 @@ from outrider.router.stacking import (
     is_one_sided,
     logits_of,
 )
-from outrider.router.stages import labelled_rows
+from outrider.router.stages import labelled_rows, tier_rows
+from outrider.router.tier_labels import TierLabels, completed
 
 _MIN_ROWS = 20
 _NEIGHBOUR_SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -138,6 +140,7 @@ def train_router(data: LabelledPrompts, config: TrainConfig | None = None) -> Tr
     # Vectors of 17,000 numbers: a second thread only waits, and for long beside other work.
     with threadpool_limits(limits=1):
         stages = _fit_stages(data, config)
+    text = stages.text.layer
     rows = labelled_rows(
         data,
         text=1.0 - gain(stages.text.held_out),
@@ -149,8 +152,13 @@ def train_router(data: LabelledPrompts, config: TrainConfig | None = None) -> Tr
             stages.prompt_held_out if stages.answer_held_out is None else stages.answer_held_out
         )[0],
     )
+    if data.tiers is not None:
+        completion = completed(data.tiers, stages.text.held_out)
+        text = completion.layer(text)
+        rows = tier_rows(data.tiers.rows(completion.chances(stages.text.held_out)))
+        if (worthless := _worthless(data.tiers, rows)) is not None:
+            return _train_without(worthless, data, config)
     calibration = calibrate(rows, config.target)
-    text = stages.text.layer
     scorer = RouterScorer(
         features=config.features,
         weight=text.weight,
@@ -162,7 +170,8 @@ def train_router(data: LabelledPrompts, config: TrainConfig | None = None) -> Tr
         answer=stages.answer.layer if stages.answer else None,
         calibration=calibration,
         prompt_hashes=np.unique(prompt_hashes(data.prompts))[:MAX_PROMPT_HASHES],
-        assurances=(assure(rows, data.small_weights),),
+        tiers=None if rows.tiers is None else rows.tiers.ladder,
+        assurances=(assure(rows, data.small_weights),) if is_assured(rows) else (),
         familiarity=Familiarity.of(data.prompts, config.features),
         training=_training_record(data, config, stages, calibration),
     )
@@ -179,6 +188,30 @@ def train_router(data: LabelledPrompts, config: TrainConfig | None = None) -> Tr
         probe=stages.probe.pipelines if stages.probe else (),
         answer=stages.answer.pipelines if stages.answer else (),
     )
+
+
+def _worthless(tiers: TierLabels, rows: StageRows) -> str | None:
+    """Return a tier that a cheaper one beats, also where it is expected to be the better one."""
+    if rows.tiers is None:
+        return None
+    chances, scores = rows.tiers.chances, rows.tiers.scores
+    for name, _ in reversed(beaten_tiers(tiers)):
+        place = tiers.names.index(name)
+        rival = chances[:place].argmax(axis=0)
+        prompts = np.flatnonzero(chances[place] > chances[:place].max(axis=0))
+        if (scores[place] - scores[rival, np.arange(len(rival))])[prompts].sum() <= 0.0:
+            return name
+    return None
+
+
+def _train_without(name: str, data: LabelledPrompts, config: TrainConfig) -> TrainedRouter:
+    """Train without a tier, and note that; raises RouterDataError where one is left."""
+    if data.tiers is None or len(data.tiers.names) == 2:
+        raise RouterDataError(f"{name} is never worth its price, so there is nothing to choose")
+    trained = train_router(data.for_tiers(data.tiers.without(name)), config)
+    left_out = [name, *trained.scorer.training["left_out"]]
+    training = {**trained.scorer.training, "left_out": left_out}
+    return replace(trained, scorer=replace(trained.scorer, training=training))
 
 
 def _check(data: LabelledPrompts) -> None:
@@ -218,6 +251,7 @@ def _training_record(
         "data_sha256": data.sha256,
         "weak_accuracy": float(data.weak.mean()),
         "strong_accuracy": None if data.strong is None else float(data.strong.mean()),
+        "left_out": [],
         "target": asdict(config.target),
         "held_out_accuracy": calibration.chosen.accuracy,
         "held_out_strong_share": calibration.chosen.strong_share,
@@ -230,7 +264,7 @@ def _training_record(
 
 
 def _fit_stages(data: LabelledPrompts, config: TrainConfig) -> _Stages:
-    scores = [data.weak] if data.strong is None else [data.weak, data.strong]
+    scores = data.scores
     folds = assign_folds(data.prompts, scores, config.num_folds, config.seed)
     rows = StageData(
         inputs=PromptFeatures(config.features).transform(data.prompts),

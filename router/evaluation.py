@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.router.calibration import OperatingPoint, Stage, StageRows, measure, split
+from outrider.router.calibration import OperatingPoint, Stage, StageRows, measure
 from outrider.router.features import FloatRows
+from outrider.router.rows import answered, best_answers
 
 _Ints = NDArray[np.intp]
 
@@ -175,8 +176,8 @@ def evaluate(
     point_gap = _gap(oracle_curve)
     orders = {stage: _Order(1.0 - rows.quality(stage), weak, strong) for stage in rows.stages}
     setting = measure(rows, threshold, band)
-    is_strong, _ = split(rows, threshold, band)
-    answered = np.where(is_strong, strong, weak)
+    given, shares = answered(rows, threshold, band)
+    best, best_shares = best_answers(rows)
 
     rng = np.random.default_rng(seed)
     curves: dict[Stage, list[FloatRows]] = {stage: [] for stage in orders}
@@ -187,7 +188,7 @@ def evaluate(
             continue
         for stage, order in orders.items():
             curves[stage].append(order.curve(counts))
-        settings.append((float(counts @ answered), float(counts @ is_strong)))
+        settings.append((float(counts @ given), float(counts @ shares)))
     samples = np.array(settings).reshape(-1, 2) / len(weak)
     return RouterReport(
         num_prompts=len(weak),
@@ -202,8 +203,8 @@ def evaluate(
         setting_share=_interval(setting.strong_share, samples[:, 1]),
         oracle_apgr=_apgr(oracle_curve),
         oracle_curve=oracle_curve,
-        oracle_accuracy=float(np.maximum(weak, strong).mean()),
-        oracle_share=float((strong > weak).mean()),
+        oracle_accuracy=float(best.mean()),
+        oracle_share=float(best_shares.mean()),
     )
 
 

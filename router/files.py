@@ -26,8 +26,8 @@ from safetensors.numpy import save as save_safetensors
 CONFIG_NAME: Final = "router.json"
 WEIGHTS_NAME: Final = "router.safetensors"
 FORMAT: Final = "outrider-router"
-FORMAT_VERSION: Final = 3
-_READ_VERSIONS: Final = (2, 3)  # routers of version 2 have no sentence encoder
+FORMAT_VERSION: Final = 4
+_READ_VERSIONS: Final = (2, 3, 4)  # 2 has no sentence encoder, 3 no more than two tiers
 _MAX_CONFIG_BYTES: Final = 2**20
 _MAX_WEIGHTS_BYTES: Final = 2**26
 _ARRAY_TYPES: Final = (np.dtype("<f4"), np.dtype("<f8"), np.dtype("<u8"))

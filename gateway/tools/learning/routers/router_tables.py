@@ -19,6 +19,7 @@ from outrider.router.calibration import (
 )
 from outrider.router.drift import promised_quality
 from outrider.router.evaluation import BootstrapInterval, RouterReport, StageReport
+from outrider.router.ladder import Ladder
 from outrider.router.scorer import RouterScorer
 
 STAGE_LABELS: Final[dict[Stage, str]] = {
@@ -64,6 +65,26 @@ def judged_json(judged: RouterEvaluation, prices: Prices | None) -> dict[str, An
         "hold_back_tokens": judged.rows.hold_back_tokens,
         "stages": {name: _stage_json(stage) for name, stage in report.stages.items()},
         "notes": list(judged.notes),
+        **_tiers_json(judged),
+    }
+
+
+def _tiers_json(judged: RouterEvaluation) -> dict[str, Any]:
+    tiers = judged.rows.tiers
+    if tiers is None:
+        return {}
+    chosen = tiers.chosen(judged.report.setting.threshold)
+    return {
+        "tiers": {
+            name: {
+                "share": float((chosen == place).mean()),
+                "expected": float(tiers.chances[place].mean()),
+                "accuracy": float(tiers.scores[place].mean()),
+                "cost_usd": float(tiers.usd[place].mean()),
+                "is_labelled": name not in tiers.ladder.unlabelled,
+            }
+            for place, name in enumerate(tiers.ladder.names)
+        }
     }
 
 
@@ -93,7 +114,9 @@ def cost_figures(rows: StageRows, point: OperatingPoint, prices: Prices | None) 
     """Mean USD and median seconds of a request, as far as data and prices tell."""
     figures: dict[str, float] = {}
     tokens = (rows.num_prompt_tokens, rows.num_weak_tokens, rows.num_strong_tokens)
-    if prices is not None and all(counts is not None for counts in tokens):
+    if rows.tiers is not None:
+        figures["mean_cost_usd"] = float(request_costs(rows, point, {}).mean())
+    elif prices is not None and all(counts is not None for counts in tokens):
         figures["mean_cost_usd"] = float(request_costs(rows, point, prices).mean())
     if all(values is not None for values in (rows.weak_s, rows.strong_s, rows.num_weak_tokens)):
         figures["median_s"] = float(np.median(request_seconds(rows, point)))
@@ -107,10 +130,18 @@ def print_judged(judged: RouterEvaluation, prices: Prices | None) -> None:
     console.print(
         f"{report.num_prompts} prompts of {name}; intervals: bootstrap, 95 %", markup=False
     )
-    for grid in (stages_grid(report), answerers_grid(judged, prices)):
+    tiers = tiers_grid(judged)
+    judged_by = stages_grid(report) if tiers is None else tiers
+    for grid in (judged_by, answerers_grid(judged, prices)):
         console.print()
         print_whole(console, grid.terminal())
-    console.print(f"\nThis router: {setting_text(report.setting, judged.rows.stages[-1])}.")
+    cheapest = _cheapest(judged.scorer)
+    text = setting_text(report.setting, judged.rows.stages[-1], cheapest)
+    console.print(f"\nThis router: {text}.", markup=False)
+
+
+def _cheapest(scorer: RouterScorer) -> str:
+    return "the small model" if scorer.tiers is None else scorer.tiers.names[0]
 
 
 def stages_grid(report: RouterReport) -> Grid:
@@ -138,14 +169,44 @@ def answerers_grid(judged: RouterEvaluation, prices: Prices | None) -> Grid:
     own = [_figure(report.setting_accuracy), _share(report.setting_share)]
     empty = [""] * len(costs)
     rows = [
-        ["always small", f"{report.weak_accuracy:.3f}", "0.0%", *empty],
-        ["always large", f"{report.strong_accuracy:.3f}", "100.0%", *empty],
+        [f"always {name}", f"{accuracy:.3f}", f"{share:.1%}", *empty]
+        for name, accuracy, share in _singles(judged)
+    ]
+    rows += [
         ["best single", f"{report.best_single_accuracy:.3f}", "", *empty],
         ["this router", *own, *costs.values()],
         ["oracle", f"{report.oracle_accuracy:.3f}", f"{report.oracle_share:.1%}", *empty],
     ]
     kinds = ["chosen" if row[0] == "this router" else "" for row in rows]
-    return Grid(head=["answered by", "accuracy", "large share", *costs], rows=rows, kinds=kinds)
+    share = "large share" if judged.rows.tiers is None else "share of the cost"
+    return Grid(head=["answered by", "accuracy", share, *costs], rows=rows, kinds=kinds)
+
+
+def _singles(judged: RouterEvaluation) -> list[tuple[str, float, float]]:
+    """Return every tier alone: name, accuracy, large share."""
+    report, tiers = judged.report, judged.rows.tiers
+    if tiers is None:
+        return [("small", report.weak_accuracy, 0.0), ("large", report.strong_accuracy, 1.0)]
+    accuracies = tiers.scores.mean(axis=1).tolist()
+    return list(zip(tiers.ladder.names, accuracies, tiers.ladder.cost_shares, strict=True))
+
+
+def tiers_grid(judged: RouterEvaluation) -> Grid | None:
+    """How many prompts each tier answers, and how near its chances are; None for a pair."""
+    tiers = judged.rows.tiers
+    if tiers is None:
+        return None
+    chosen = tiers.chosen(judged.report.setting.threshold)
+    rows = [
+        [
+            name + (" (no labels)" if name in tiers.ladder.unlabelled else ""),
+            f"{(chosen == place).mean():.1%}",
+            f"{tiers.chances[place].mean():.3f}",
+            f"{tiers.scores[place].mean():.3f}",
+        ]
+        for place, name in enumerate(tiers.ladder.names)
+    ]
+    return Grid(head=["tier", "answers", "expected right", "found right"], rows=rows)
 
 
 def settings_grid(
@@ -170,11 +231,11 @@ def settings_grid(
     return Grid(head=[*head, *_costs(rows, chosen, prices)], rows=cells, kinds=kinds)
 
 
-def setting_text(point: OperatingPoint, stage: Stage) -> str:
+def setting_text(point: OperatingPoint, stage: Stage, cheapest: str = "the small model") -> str:
     """In words, what a setting does; `stage` is what it decides by."""
     if point.band is None:
         what = "text quality" if stage == "text" else "quality"
-        return f"the small model answers from a {what} of {point.threshold:.3f} on"
+        return f"{cheapest} answers from a {what} of {point.threshold:.3f} on"
     low, high = point.band
     last = {"text": "the text decides", "prompt": "the prompt, once read, decides"}.get(
         stage, "the small model begins and its answer is judged"
@@ -197,7 +258,9 @@ def print_calibration(calibration: Calibration, rows: StageRows, prices: Prices 
     shown = {point.threshold: point for point in spread_points(calibration.points)}
     shown[chosen.threshold] = chosen
     print_whole(console, settings_grid(shown.values(), chosen, rows, prices).terminal())
-    console.print(f"\nChosen (>): {setting_text(chosen, calibration.stage)}.")
+    cheapest = "the small model" if rows.tiers is None else rows.tiers.ladder.names[0]
+    text = setting_text(chosen, calibration.stage, cheapest)
+    console.print(f"\nChosen (>): {text}.", markup=False)
 
 
 def spread_points(points: Sequence[OperatingPoint]) -> list[OperatingPoint]:
@@ -212,7 +275,9 @@ def training_lines(scorer: RouterScorer) -> list[str]:
     """Return lines about the training, from the record that it leaves in the router."""
     record: Mapping[str, Any] = scorer.training
     lines = [f"  always small           accuracy {record['weak_accuracy']:.3f}"]
-    if record["strong_accuracy"] is None:
+    if scorer.tiers is not None:
+        lines = _tier_lines(scorer.tiers, record["left_out"])
+    elif record["strong_accuracy"] is None:
         lines.append("  always large           no labels: taken as never wrong")
     else:
         lines.append(f"  always large           accuracy {record['strong_accuracy']:.3f}")
@@ -221,18 +286,42 @@ def training_lines(scorer: RouterScorer) -> list[str]:
     chosen = calibration.chosen
     lines.append(
         f"  this router            accuracy {chosen.accuracy:.3f} with {chosen.strong_share:.1%} "
-        "answered by large (held-out folds)"
+        f"{'answered by large' if scorer.tiers is None else 'of the cost'} (held-out folds)"
     )
-    lines.append(f"  {setting_text(chosen, calibration.stage)}")
+    lines.append(f"  {setting_text(chosen, calibration.stage, _cheapest(scorer))}")
     for assurance in scorer.assurances:
         kept = promised_quality(scorer, assurance.small_weights)
         lines.append(
             f"  assured ({assurance.confidence:.0%})          "
-            f"at least {kept:.1%} of always large's accuracy is kept"
+            f"at least {kept:.1%} of {_dearest(scorer)}'s accuracy is kept"
         )
     if scorer.threshold == 0.0:
         lines.append("  note: the large model adds nothing on these data, so it is never used")
     return lines
+
+
+def _tier_lines(tiers: Ladder, left_out: Iterable[str]) -> list[str]:
+    lines = []
+    for name, cost, accuracy in zip(tiers.names, tiers.costs, tiers.accuracies, strict=True):
+        has_none = name in tiers.unlabelled
+        what = (
+            (
+                "expected, as it has no labels"
+                if accuracy < 1.0
+                else "taken as never wrong, as it has no labels"
+            )
+            if has_none
+            else "labelled"
+        )
+        lines.append(f"  always {name:<15} accuracy {accuracy:.3f} ({what}), cost {cost:.3g}")
+    lines += [
+        f"  note: {name} is never chosen: a cheaper tier beats it everywhere" for name in left_out
+    ]
+    return lines
+
+
+def _dearest(scorer: RouterScorer) -> str:
+    return "always large" if scorer.tiers is None else f"always {scorer.tiers.names[-1]}"
 
 
 def _stage_json(stage: StageReport) -> dict[str, Any]:

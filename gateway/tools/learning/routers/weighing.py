@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from outrider.gateway.tools.learning.routers.inputs import TargetFlags
-from outrider.router.calibration import Prices
+from outrider.router.calibration import CalibrationError, Prices
 from outrider.router.dataset import LabelledPrompts
 from outrider.router.scorer import RouterScorer
 from outrider.router.worth import CostUnit, ExpectedTokens
@@ -25,6 +25,10 @@ def weigh(
         gain_per = "request" if targets.max_seconds is None else "second"
     if gain_per == "request":
         return None
+    if data.tiers is not None:
+        raise CalibrationError(
+            "--gain-per: tiers have the cost of a request each, by which it goes"
+        )
     return fit_worth(data, scorer.features, gain_per, prices)
 
 
