@@ -1,6 +1,7 @@
 """Settings of aliases: further names that requests use as model (`[aliases.NAME]`)."""
 
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
@@ -52,6 +53,9 @@ class AliasSettings(Section):
     weights: Weights = ()
     """Share of requests that begin at each model, in the order of models; 0: only as a fallback.
     Unset: always the first one. The others follow in their order."""
+    router: Path | None = None
+    """Folder of a router (`outrider router train --tiers`) that orders the models for each request
+    by what they are worth for it; its tiers are these models. Excludes weights."""
     fallback_on: FallbackKinds = ("failure", "context_length", "content_filter", "deadline")
     """When the next model is tried: failure (down, throttled, limit used up), context_length (the
     prompt or the answer does not fit), content_filter (the server withholds the answer), deadline
@@ -66,6 +70,8 @@ class AliasSettings(Section):
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Self:
+        if self.weights and self.router is not None:
+            raise ValueError("a router orders the models; remove the weights")
         if self.weights and len(self.weights) != len(self.models):
             raise ValueError(
                 f"{len(self.weights)} weights for {len(self.models)} models; give one for each"

@@ -1,4 +1,4 @@
-"""Aliases as the settings have them, with their defaults checked."""
+"""Aliases as the settings have them, with their defaults checked and their routers read."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -11,6 +11,8 @@ from outrider.gateway.contract.schema.parsing import parse
 from outrider.gateway.contract.schema.unknown_fields import HINTS
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.settings.tree import Settings, SettingsError
+from outrider.router.files import RouterFileError
+from outrider.router.tier_policy import TierPolicy
 
 _QUESTION: Final[Mapping[str, Any]] = {
     "model": "auto",
@@ -34,3 +36,23 @@ def checked_aliases(settings: Settings) -> Mapping[str, AliasSettings]:
         except BadRequestError as error:
             raise SettingsError(f"aliases.{name}.defaults: {error}") from None
     return settings.aliases
+
+
+def alias_policies(settings: Settings) -> dict[str, TierPolicy]:
+    """Load the routers of aliases. Raises SettingsError for one that does not fit its models."""
+    policies: dict[str, TierPolicy] = {}
+    for name, alias in settings.aliases.items():
+        if alias.router is None:
+            continue
+        try:
+            policy = TierPolicy.load(alias.router, abstains=settings.routing.abstain)
+        except RouterFileError as error:
+            raise SettingsError(f"aliases.{name}.router: {error}") from error
+        tiers = policy.ladder.names
+        if set(tiers) != set(alias.models):
+            raise SettingsError(
+                f"aliases.{name}.router: {alias.router} knows {', '.join(tiers)}, and the alias's "
+                f"models are {', '.join(alias.models)}; name the same ones"
+            )
+        policies[name] = policy
+    return policies

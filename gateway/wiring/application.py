@@ -42,6 +42,7 @@ from outrider.gateway.telemetry.loop_lag import LoopLag
 from outrider.gateway.tenancy.keys.admin import AdminApi
 from outrider.gateway.tenancy.ledger.usage_api import UsageApi
 from outrider.gateway.wiring.alerts import build_alerts
+from outrider.gateway.wiring.alias_routers import alias_routers
 from outrider.gateway.wiring.answering import (
     build_adapters,
     build_answers,
@@ -67,7 +68,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     adapters = build_adapters(parts)
     load = LocalLoad(parts.clock)
     jobs = build_jobs(parts, adapters, load)
-    chains = ChainBook(aliases=parts.aliases)
+    chains = ChainBook(aliases=parts.aliases, routers=alias_routers(parts, load))
     catalog = build_catalog(parts, jobs, chains)
     planner = build_planner(parts, jobs, catalog, chains, load)
     recent = RecentOutcomes(clock=parts.clock)

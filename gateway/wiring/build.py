@@ -110,7 +110,7 @@ def build_parts(
     from outrider.gateway.http.edge.edge_metrics import EdgeMetrics
     from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
     from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
-    from outrider.gateway.wiring.aliases import checked_aliases
+    from outrider.gateway.wiring.aliases import alias_policies, checked_aliases
     from outrider.gateway.wiring.batches import build_batch_store
     from outrider.gateway.wiring.caching import build_cache
     from outrider.gateway.wiring.checks import build_checks
@@ -150,6 +150,7 @@ def build_parts(
         adapters=settings.adapters,
         alerts=settings.alerts,
         aliases=checked_aliases(settings),
+        alias_policies=alias_policies(settings),
         unknown_fields=settings.unknown_fields,
         reasoning_field=settings.reasoning_field,
         cache=build_cache(settings),

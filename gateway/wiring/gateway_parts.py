@@ -32,6 +32,7 @@ from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.workers.siblings import Siblings
 from outrider.router.policy import RoutePolicy
+from outrider.router.tier_policy import TierPolicy
 from outrider.verifier.params import Tier
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class GatewayParts:
     clock: Callable[[], float] = time.monotonic
     """The machine's monotonic clock."""
     aliases: Mapping[str, AliasSettings] = field(default_factory=dict)
+    alias_policies: Mapping[str, TierPolicy] = field(default_factory=dict)
+    """The routers of aliases that have one."""
     adapters: AdapterSettings = field(default_factory=AdapterSettings)
     alerts: AlertSettings = field(default_factory=AlertSettings)
     unknown_fields: UnknownFields = "refuse"

@@ -22,6 +22,7 @@ from outrider.gateway.telemetry.tracer import NULL_TRACER, Tracer
 from outrider.gateway.tenancy.metering.gateway_metrics import GatewayMetrics
 from outrider.gateway.tenancy.metering.tenancy import Tenancy
 from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
+from outrider.gateway.wiring.aliases import alias_policies
 from outrider.gateway.wiring.application import build_app
 from outrider.gateway.wiring.batches import build_batch_store
 from outrider.gateway.wiring.caching import build_cache
@@ -226,6 +227,7 @@ def hybrid(
             limits=GatewayLimits(default_max_tokens=64),
             upstream=cloud,
             aliases=settings.aliases,
+            alias_policies=alias_policies(settings),
             unknown_fields=settings.unknown_fields,
             cache=build_cache(settings),
             checks=build_checks(settings, metrics.registry),

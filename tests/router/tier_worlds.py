@@ -40,11 +40,13 @@ def three_tiers(num_rows: int, seed: int, terms: Sequence[TierTerms] = TERMS) ->
 
 
 def ladder_of(
-    *costs: float, accuracies: Sequence[float] = (), unlabelled: tuple[str, ...] = ()
+    *costs: float,
+    accuracies: Sequence[float] = (),
+    unlabelled: tuple[str, ...] = (),
+    names: Sequence[str] = (MINI, MID, BIG),
 ) -> Ladder:
-    names = (MINI, MID, BIG)[: len(costs)]
     return Ladder(
-        names=names,
+        names=tuple(names[: len(costs)]),
         costs=costs,
         accuracies=tuple(accuracies) or (0.5,) * len(costs),
         unlabelled=unlabelled,

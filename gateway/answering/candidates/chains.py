@@ -1,13 +1,14 @@
 """Chains of models: what an alias or a request's `models` stands for, and when it goes on."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
 
 from outrider.engine.errors import EngineError, PromptTooLongError
+from outrider.gateway.answering.candidates.alias_router import AliasRouter, without_used
 from outrider.gateway.answering.candidates.failures import CutShortError, is_passing, together
 from outrider.gateway.answering.reading.parsed_request import check_model
 from outrider.gateway.contract.errors.tree import (
@@ -23,6 +24,7 @@ from outrider.gateway.contract.schema.kinds import Endpoint, FallbackKind
 from outrider.gateway.contract.schema.parsing import RequestJson, refuse_doubled_names
 from outrider.gateway.settings.aliases import AliasSettings
 from outrider.gateway.tenancy.keys.keys import Principal
+from outrider.router.tier_policy import TierRoute
 
 MAX_MODELS: Final = 8
 """Models that one request may name."""
@@ -40,6 +42,10 @@ _TOO_LONG: Final = (
     b"exceeds the available context size",
 )
 _MAX_SEARCHED_BYTES: Final = 4096
+
+
+ModelOrder = Callable[[str, AliasSettings], Sequence[str]]
+"""Returns the models of an alias in the order in which they are tried."""
 
 
 class _Named(msgspec.Struct):
@@ -66,6 +72,8 @@ class ModelChain:
     document: Mapping[str, Any]
     """The request's JSON, which names the alias still."""
     endpoint: Endpoint
+    route: TierRoute | None = None
+    """The router's decision that orders the links; None where none has one."""
 
     def body(self, index: int) -> RequestJson:
         """Return the request as one that names the link's model. Raises BadRequestError."""
@@ -83,6 +91,8 @@ class ModelChain:
             ):
                 document[name] = value
         document["model"] = link.model
+        if self.route is not None:
+            document = without_used(document)
         try:
             return RequestJson(msgspec.json.encode(document), document)
         except (OverflowError, RecursionError, ValueError):
@@ -104,6 +114,8 @@ class ChainBook:
     """Finds the chain that a request names. `rng` draws where an alias has weights."""
 
     aliases: Mapping[str, AliasSettings] = field(default_factory=dict)
+    routers: Mapping[str, AliasRouter] = field(default_factory=dict)
+    """Those of aliases that have one."""
     rng: random.Random = field(default_factory=random.Random)
 
     def chain_of(
@@ -125,7 +137,24 @@ class ChainBook:
         names = self.names_in(named.model, named.models)
         for name in names:
             check_model(principal, name)
-        return ModelChain(links=self.links_of(names), document=body.document, endpoint=endpoint)
+        document, routes = body.document, list[TierRoute]()
+
+        def ordered(name: str, alias: AliasSettings) -> Sequence[str]:
+            router = self.routers.get(name)
+            route = None
+            if router is not None:
+                route = router.route(document, alias.defaults, principal)
+            if route is None:
+                return self._drawn(name, alias)
+            routes.append(route)
+            return route.order
+
+        return ModelChain(
+            links=self.links_of(names, ordered),
+            document=document,
+            endpoint=endpoint,
+            route=routes[0] if routes else None,
+        )
 
     @staticmethod
     def requested(body: bytes) -> str:
@@ -154,11 +183,13 @@ class ChainBook:
                 raise BadRequestError(f"{_FIELD}: each entry is the name of a model.", param=_FIELD)
         return tuple(dict.fromkeys(names))
 
-    def links_of(self, names: Sequence[str]) -> tuple[ChainLink, ...]:
+    def links_of(
+        self, names: Sequence[str], ordered: ModelOrder | None = None
+    ) -> tuple[ChainLink, ...]:
         """Return the models that names stand for, each once."""
         links: dict[str, ChainLink] = {}
         for name in names:
-            for link in self._links(name):
+            for link in self._links(name, ordered or self._drawn):
                 links.setdefault(link.model, link)
         return tuple(links.values())
 
@@ -175,23 +206,24 @@ class ChainBook:
         link = self.first_link(alias.models[max(range(len(weights)), key=weights.__getitem__)])
         return replace(link, defaults={**link.defaults, **alias.defaults})
 
-    def _links(self, name: str) -> Iterator[ChainLink]:
+    def _links(self, name: str, ordered: ModelOrder) -> Iterator[ChainLink]:
         """Yield the models that a name stands for; an outer alias's defaults win."""
         alias = self.aliases.get(name)
         if alias is None:
             yield ChainLink(model=name)
             return
         kinds = frozenset(alias.fallback_on)
-        for model in self._ordered(alias):
-            for link in self._links(model):
+        for model in ordered(name, alias):
+            for link in self._links(model, ordered):
                 yield replace(
                     link,
                     defaults={**link.defaults, **alias.defaults},
                     falls_back_on=link.falls_back_on & kinds,
                 )
 
-    def _ordered(self, alias: AliasSettings) -> Sequence[str]:
+    def _drawn(self, name: str, alias: AliasSettings) -> Sequence[str]:
         """Return an alias's models, the drawn one first."""
+        del name
         if not alias.weights:
             return alias.models
         first = self.rng.choices(alias.models, alias.weights)[0]

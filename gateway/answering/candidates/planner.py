@@ -19,6 +19,7 @@ from outrider.gateway.answering.candidates.local_candidate import LocalCandidate
 from outrider.gateway.answering.candidates.small_candidate import SmallServerCandidate
 from outrider.gateway.answering.candidates.upstream_calls import UpstreamCalls, UpstreamCandidate
 from outrider.gateway.answering.candidates.walk import RequestWalk
+from outrider.gateway.answering.jobs.route_report import routed_report
 from outrider.gateway.answering.reading.parsed_request import (
     LocalQuery,
     ParsedRequest,
@@ -88,14 +89,12 @@ class Planner:
     ) -> RouteReport:
         """Return where the request would go. Raises what the request would."""
         walk = self._walk(endpoint, body, context)
-        parsed = await walk.read()
-        try:
-            return await self._route_of(parsed)
-        except (GatewayError, EngineError) as error:
-            plain = await walk.without_arms(error)
-            if plain is None:
-                raise
-            return await self._route_of(plain)
+        parsed = await walk.begin()
+        while True:
+            try:
+                return routed_report(await self._route_of(parsed), parsed)
+            except (GatewayError, EngineError) as error:
+                parsed = await walk.after(error)
 
     async def _route_of(self, parsed: ParsedRequest) -> RouteReport:
         parsed = self._ordered(parsed)

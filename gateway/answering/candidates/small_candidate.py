@@ -1,8 +1,7 @@
 """The small model's server as a candidate: routed as a local small model is, and watched."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -14,6 +13,7 @@ from outrider.gateway.answering.candidates.watched_responder import SmallWatch
 from outrider.gateway.answering.jobs.preferences import between_outlooks, hand_off_kind
 from outrider.gateway.answering.jobs.route_report import watch_report
 from outrider.gateway.answering.jobs.tier_choice import requested_constraints
+from outrider.gateway.answering.reading.judged_text import goes_on_with_tools, judged_text
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest
 from outrider.gateway.contract.answers.responder import (
     Place,
@@ -28,7 +28,6 @@ from outrider.gateway.contract.errors.tree import (
     UpstreamRefusalError,
 )
 from outrider.gateway.contract.schema.routing import RouteReport
-from outrider.router.conversations import is_tool_loop
 from outrider.router.guard import GuardOutcome
 from outrider.router.policy import Preference, Route, RouteConstraintError, RoutePolicy
 
@@ -85,8 +84,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
 
     def _route(self, strong_tier: StrongTier, preference: Preference | None) -> Route:
         parsed = self.parsed
-        messages = parsed.document.get("messages")
-        if isinstance(messages, list) and _is_tool_loop(messages):
+        if goes_on_with_tools(parsed.document):
             reason = f"tool loop: {strong_tier.tier}, the tier that made the calls is unknown"
             return Route(tier="large", reason=reason)
         constraints = replace(
@@ -96,7 +94,7 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
             may_watch=_has_one_answer(parsed),
         )
         try:
-            return self.router.route(_judged_text(parsed.document), constraints)
+            return self.router.route(judged_text(parsed.document), constraints)
         except RouteConstraintError as error:
             raise BadRequestError(
                 f"outrider.min_quality: {error}.", param="outrider.min_quality"
@@ -144,32 +142,6 @@ class SmallServerCandidate(UpstreamCandidate, frozen=True, kw_only=True):
     def by_itself(self) -> "SmallServerCandidate":
         """Return the server for all that it is sent, for when those behind it have failed."""
         return msgspec.structs.replace(self, strong_tier=None, start_timeout=unbounded)
-
-
-def _is_tool_loop(messages: list[Any]) -> bool:
-    return is_tool_loop(
-        (str(message.get("role")), bool(message.get("tool_calls")))
-        for message in messages
-        if isinstance(message, dict)
-    )
-
-
-def _judged_text(document: Mapping[str, Any]) -> str:
-    """Return the text that the router judges: the user's last message, or the first prompt."""
-    messages = document.get("messages")
-    if isinstance(messages, list):
-        asked = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
-        return _text_of(asked[-1].get("content") if asked else None)
-    return _text_of(document.get("prompt"))
-
-
-def _text_of(content: object) -> str:
-    """Return a message's text, or a prompt's; of one in parts, the texts of all of them."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else ()
-    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
-    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _has_one_answer(parsed: ParsedRequest) -> bool:

@@ -26,7 +26,7 @@ from outrider.gateway.answering.reading.arms import (
 )
 from outrider.gateway.answering.reading.parsed_request import ParsedRequest, RequestContext
 from outrider.gateway.answering.reading.reading import RequestReader
-from outrider.gateway.contract.answers.responder import RouteReason
+from outrider.gateway.contract.answers.responder import DIRECT, RouteReason
 from outrider.gateway.contract.errors.tree import BadRequestError, GatewayError, NotReadyError
 from outrider.gateway.contract.schema.envelope import read_request
 from outrider.gateway.contract.schema.header_text import header_text
@@ -93,8 +93,20 @@ class RequestWalk:
                 self._parsed,
                 falls_back_on=chain.falls_back_on(self._index),
                 next_models=tuple(link.model for link in chain.links[self._index + 1 :]),
+                chain_reason=self._routed_reason(chain),
+                route=chain.route,
             )
         return self._parsed
+
+    def _routed_reason(self, chain: ModelChain) -> RouteReason:
+        """Return why a router's choice is the current model."""
+        if chain.route is None:
+            return DIRECT
+        failed = zip(chain.links, self._errors, strict=False)
+        passed = [f"{link.model}: {name_of(error)}" for link, error in failed]
+        reason = header_text("; ".join((chain.route.reason, *passed)))
+        quality = chain.route.quality
+        return RouteReason(hand_off="failure" if passed else None, reason=reason, quality=quality)
 
     async def without_arms(self, error: Exception) -> ParsedRequest | None:
         """Read the request in no arm if its arm may have led to this error; else return None."""
@@ -168,6 +180,8 @@ class RequestWalk:
             except (GatewayError, EngineError) as another:
                 error = another
                 continue
+            if read.route is not None:
+                return read
             why = f"{header_text(failed)}: {name_of(error)}"
             reason = RouteReason(hand_off="failure", reason=why)
             return msgspec.structs.replace(read, chain_reason=reason)

@@ -3,12 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from outrider.engine.events import TierInfo
 from outrider.gateway.answering.jobs.job import Job
 from outrider.gateway.answering.jobs.routing_parts import RoutingParts
 from outrider.gateway.answering.jobs.tier_choice import TierChoice
+from outrider.gateway.answering.reading.parsed_request import ParsedRequest
 from outrider.gateway.contract.schema.routing import (
     ExpectedCost,
+    ModelChance,
     RouteReport,
     TierOption,
     WatchReport,
@@ -74,6 +78,25 @@ def describe_route(
             if info.tier != choice.tier
         ],
         costs=_expected(route),
+    )
+
+
+def routed_report(report: RouteReport, parsed: ParsedRequest) -> RouteReport:
+    """Return the report of a request whose alias has a router, which chose among its models."""
+    route = parsed.route
+    if route is None:
+        return report
+    chances = [
+        ModelChance(model=model, right=_rounded(chance) or 0.0)
+        for model, chance in route.chances.items()
+    ]
+    return msgspec.structs.replace(
+        report,
+        reason=parsed.chain_reason.reason,
+        quality=route.quality,
+        threshold=route.threshold,
+        stage=None if route.quality is None else "text",
+        chances=chances or None,
     )
 
 

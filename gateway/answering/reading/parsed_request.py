@@ -36,6 +36,7 @@ from outrider.gateway.tenancy.metering.meter import RequestMeter
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.dialects.base import Resume
 from outrider.gateway.upstream.dialects.openai_request import is_resumable, request_body
+from outrider.router.tier_policy import TierRoute
 
 _NO_UPSTREAM: Final = "this server has no upstream tier; its operator sets one in tiers"
 _AS_IT_IS: Final = ServerTraits(streams_usage=False, token_limit=None)
@@ -165,6 +166,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Why the next model of its chain would be tried; empty where there is none."""
     next_models: tuple[str, ...] = ()
     """The further models of its chain."""
+    route: TierRoute | None = None
+    """The decision of its alias's router."""
 
     def most_tokens(self, default: int) -> int:
         """Return the most tokens that a choice may have, where `default` is without a limit."""

@@ -42,6 +42,13 @@ class ExpectedCost(ResponseModel):
     large: float
 
 
+class ModelChance(ResponseModel):
+    """A model that an alias's router chooses among."""
+
+    model: str
+    right: Annotated[float, says("The estimated probability that its answer is right.")]
+
+
 class RouteReport(ResponseModel):
     """Tier that the request would go to, and why.
 
@@ -91,4 +98,8 @@ class RouteReport(ResponseModel):
     costs: Annotated[
         list[ExpectedCost] | None,
         says("By predicted lengths, where the router weighs costs; null where it does not."),
+    ] = None
+    chances: Annotated[
+        list[ModelChance] | None,
+        says("The models that the alias's router chose among, by rising cost; null without one."),
     ] = None

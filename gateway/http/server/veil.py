@@ -17,7 +17,7 @@ from outrider.gateway.upstream.event_stream import EventSplitter, event_data
 
 _TIER_HEADERS: Final = frozenset({"x-outrider-tier", "x-outrider-reason"})
 _TIER_FIELDS: Final = frozenset(
-    {"tier", "reason", "route_tier", "model_id", "alternatives", "pair", "sticky"}
+    {"tier", "reason", "route_tier", "model_id", "alternatives", "pair", "sticky", "chances"}
 )
 _ANSWER_FIELDS: Final = frozenset(
     {
