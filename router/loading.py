@@ -103,6 +103,11 @@ def load_router(
             policy=fixed, summary=f"the {fixed.tier} model answers all: {fixed.why}"
         )
     scorer = RouterScorer.load(path)
+    if scorer.tiers is not None:
+        raise RoutingTargetError(
+            f"this router knows {', '.join(scorer.tiers.names)}, and auto a small and a large "
+            "model; set it as router of an alias with these models"
+        )
     if options.autopilot and scorer.worth is not None:
         raise RoutingTargetError(
             "routing.autopilot keeps a share of the requests, and this router weighs gains by "

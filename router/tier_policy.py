@@ -5,10 +5,11 @@ one that a request's `min_quality` needs. The others follow as they would be cho
 before them, so that a tier that is down, full or too dear is replaced by the next best.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from outrider.router.assurance import LiveAssurance
 from outrider.router.calibration import ALWAYS_LARGE
@@ -45,10 +46,10 @@ class TierRoute:
     reason: str
     """One line, fit for a header where the names are."""
     chances: Mapping[str, float]
-    """Each tier's probability of being right, by rising cost."""
-    quality: float
-    """Predicted quality of the cheapest tier."""
-    threshold: float
+    """Each tier's probability of being right, by rising cost; empty where none was predicted."""
+    quality: float | None
+    """Predicted quality of the cheapest tier; None where nothing was predicted."""
+    threshold: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,23 +60,28 @@ class TierPolicy:
     ladder: Ladder
     abstains: bool = True
     """Prompts unlike the router's training are judged by the tiers' accuracies alone."""
+    min_quality: float | None = None
+    """For requests that prefer time or price and name no quality; None: any."""
 
     @classmethod
-    def load(cls, folder: Path, *, abstains: bool = True) -> Self:
-        """Read a router. Raises RouterFileError for one of a small and a large tier."""
+    def load(cls, folder: Path, **options: Any) -> Self:
+        """Read a router. Raises RouterFileError for one of a small and a large tier.
+
+        `options`: the further fields.
+        """
         try:
-            return cls.of(RouterScorer.load(folder), abstains=abstains)
+            return cls.of(RouterScorer.load(folder), **options)
         except ValueError as error:
             if isinstance(error, RouterFileError):
                 raise
             raise RouterFileError(folder / CONFIG_NAME, str(error)) from error
 
     @classmethod
-    def of(cls, scorer: RouterScorer, *, abstains: bool = True) -> Self:
+    def of(cls, scorer: RouterScorer, **options: Any) -> Self:
         """Return the policy of a router. Raises ValueError for one of a small and a large tier."""
         if scorer.tiers is None:
             raise ValueError("knows a small and a large tier only; set it as models.router")
-        return cls(scorer=scorer, ladder=scorer.tiers, abstains=abstains)
+        return cls(scorer=scorer, ladder=scorer.tiers, **options)
 
     def route(self, text: str, wish: TierWish) -> TierRoute:
         """Decide for one prompt. Raises RouteConstraintError."""
@@ -84,14 +90,16 @@ class TierPolicy:
             self.scorer.estimate_familiar(text) if self.abstains else self.scorer.estimate(text)
         )
         chances = ladder.accuracies if estimate is None else estimate.heads
-        least = wish.min_quality
-        if wish.prefer == "quality":
-            least = max(SURE_QUALITY, least or 0.0)
+        least = self._least(wish)
         threshold = self._threshold(wish, least, is_familiar=estimate is not None)
         order = self._order(chances, threshold)
-        if least:  # cheaper tiers than the chosen one do not keep it
-            order = sorted(place for place in order if place >= order[0])
-        order = self._preferred(order, wish, is_bound=bool(least))
+        if least is not None:  # cheaper tiers than the chosen one do not keep it
+            kept = sorted(place for place in order if place >= order[0])
+            order = self._preferred(kept, wish)
+            if wish.min_quality is None:
+                order += range(kept[0])[::-1]
+        elif wish.prefer is not None:
+            order = self._preferred(sorted(order), wish)
         return TierRoute(
             order=tuple(ladder.names[place] for place in order),
             reason=self._reason(order[0], chances, wish, "" if estimate else _UNLIKE),
@@ -100,14 +108,33 @@ class TierPolicy:
             threshold=threshold,
         )
 
+    def dearest(self, reason: str) -> TierRoute:
+        """Return the tiers by falling cost, for a reason with {} in the place of the first one."""
+        ladder = self.ladder
+        return TierRoute(
+            order=ladder.names[::-1],
+            reason=f"router: {reason.format(ladder.names[-1])}",
+            chances={},
+            quality=None,
+            threshold=None,
+        )
+
+    def _least(self, wish: TierWish) -> float | None:
+        """Return the quality to keep; None where the router's own setting decides."""
+        if wish.prefer == "quality":
+            return max(SURE_QUALITY, wish.min_quality or 0.0)
+        if wish.prefer is not None and wish.min_quality is None:
+            return self.min_quality
+        return wish.min_quality
+
     def _threshold(self, wish: TierWish, least: float | None, *, is_familiar: bool) -> float:
-        if not least:
+        if least is None:
             return own_setting(self.scorer, wish.threshold).threshold
         if not is_familiar:
             return ALWAYS_LARGE
         if self.scorer.assurances:
             return LiveAssurance(self.scorer.assurances).setting(least, may_watch=False).threshold
-        if wish.min_quality is None:
+        if wish.prefer == "quality":
             return ALWAYS_LARGE  # nothing is sure
         if self.scorer.calibration is None or self.ladder.unlabelled:
             raise RouteConstraintError("the router has tiers without labels, so none is measured")
@@ -120,18 +147,12 @@ class TierPolicy:
             left.discard(order[-1])
         return order
 
-    def _preferred(self, order: list[int], wish: TierWish, *, is_bound: bool) -> list[int]:
-        """Put the cheapest or the quickest first, of those that keep the quality asked for."""
-        names = self.ladder.names
-        keys: dict[Prefer, Callable[[int], float]] = {
-            "price": lambda place: place,
-            "latency": lambda place: wish.first_token_s.get(names[place], float("inf")),
-        }
-        if wish.prefer is None or wish.prefer == "quality":
-            return order
-        if wish.prefer == "price" and is_bound:
-            return order  # by rising cost already
-        return sorted(order, key=keys[wish.prefer])
+    def _preferred(self, by_cost: list[int], wish: TierWish) -> list[int]:
+        """Put the quickest first of tiers by rising cost, where that is preferred."""
+        if wish.prefer != "latency":
+            return by_cost
+        names, seconds = self.ladder.names, wish.first_token_s
+        return sorted(by_cost, key=lambda place: seconds.get(names[place], math.inf))
 
     def _reason(self, place: int, chances: Sequence[float], wish: TierWish, unlike: str) -> str:
         name = self.ladder.names[place]

@@ -45,7 +45,11 @@ def alias_policies(settings: Settings) -> dict[str, TierPolicy]:
         if alias.router is None:
             continue
         try:
-            policy = TierPolicy.load(alias.router, abstains=settings.routing.abstain)
+            policy = TierPolicy.load(
+                alias.router,
+                abstains=settings.routing.abstain,
+                min_quality=settings.routing.quality,
+            )
         except RouterFileError as error:
             raise SettingsError(f"aliases.{name}.router: {error}") from error
         tiers = policy.ladder.names

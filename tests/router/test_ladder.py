@@ -279,7 +279,10 @@ def test_the_others_follow_in_the_order_of_their_worth() -> None:
 def test_a_preference_goes_before_worth() -> None:
     policy = policy_of(0.5, 0.8, 0.9)
     assert policy.route("x", TierWish(prefer="price")).order == (MINI, MID, BIG)
-    assert policy.route("x", TierWish(prefer="quality")).order == (BIG,)
+    assert policy.route("x", TierWish(prefer="quality")).order == (BIG, MID, MINI)
+    kept = replace(policy, min_quality=0.9)
+    assert kept.route("x", TierWish(prefer="price")).order == (MID, BIG, MINI)
+    assert kept.route("x", TierWish()).order == (MID, MINI, BIG)
     quick = {BIG: 0.1, MINI: 0.2}
     assert policy.route("x", TierWish(prefer="latency", first_token_s=quick)).order == (
         BIG,

@@ -11,6 +11,7 @@ from outrider.router.costs import TokenPrices, TypicalRequest
 from outrider.router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
 from outrider.router.policy import FixedPolicy, RouteConstraints, TrainedPolicy
 from tests.router.routers import assurance_of, scorer_that_says, table
+from tests.router.tier_worlds import scorer_of
 
 BOTH = ("small", "large")
 
@@ -157,3 +158,9 @@ def test_the_quality_target_takes_what_is_assured(tmp_path: Path) -> None:
     loaded.assured.use("int4")
     assert loaded.policy.route("x").tier == "large"
     assert load(tmp_path).policy.route("x").band == table().chosen.band  # no target, no change
+
+
+def test_a_router_of_more_tiers_is_for_an_alias(tmp_path: Path) -> None:
+    scorer_of((0.4, 0.6, 0.8)).save(tmp_path)
+    with pytest.raises(RoutingTargetError, match="mini, mid, big, and auto a small and a large"):
+        load_router(tmp_path, ("small", "large"), RoutingOptions(), TypicalRequest())
