@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.routing.bench_assurance import SETS
+from benchmarks.routing.bench_tiers import MODELS as TIER_MODELS
 from benchmarks.routing.real_questions import HUMAN_EVAL, SPEC_BENCH
+from benchmarks.routing.routerbench import FOLDER, PARTS
+from benchmarks.routing.routerbench import SETS as TIER_SETS
 from benchmarks.shared.harness import CACHE, console, show_table
 from benchmarks.shared.record import ROOT
 from benchmarks.shared.slo_trace import DEFAULT_TRACE as TRACE
@@ -209,6 +212,12 @@ JOBS = (
         arguments=(),
         quick=("--sets", "gsm8k", "--draws", "5"),
         needs=tuple(f"routing/{name}_{part}.csv" for name in SETS for part in ("gold", "dev")),
+    ),
+    Job(
+        script="bench_tiers",
+        arguments=(),
+        quick=("--models", *TIER_MODELS[:3], "--resamples", "20"),
+        needs=tuple(f"{FOLDER}/{name}_{part}.csv" for name in TIER_SETS for part in PARTS),
     ),
     Job(script="bench_router", arguments=("--seconds", "20"), quick=("--quick",)),
     Job(script="bench_products", arguments=_TARGET, quick=("--repeats", "3")),
