@@ -16,7 +16,7 @@ from outrider.router.dataset import LabelledPrompts, RouterDataError, read_label
 from outrider.router.estimates import QualityEstimate
 from outrider.router.estimator import train_router
 from outrider.router.evaluation import evaluate
-from outrider.router.files import RouterFileError
+from outrider.router.files import RouterFileError, RouterFiles, read_files, write_files
 from outrider.router.frontier import frontier
 from outrider.router.label_checks import beaten_tiers, label_complaints
 from outrider.router.ladder import Ladder, LadderRows
@@ -318,11 +318,24 @@ def test_a_router_of_a_pair_is_no_router_of_tiers(tmp_path: Path) -> None:
         TierPolicy.load(tmp_path)
 
 
+def test_a_router_of_version_three_is_a_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = replace(scorer_of((0.5, 0.9), ladder_of(1.0, 2.0)), tiers=None)
+    monkeypatch.setattr("outrider.router.files.FORMAT_VERSION", 3)
+    pair.save(tmp_path)
+    files = read_files(tmp_path)
+    config = {name: value for name, value in files.config.items() if name != "tiers"}
+    write_files(tmp_path, RouterFiles(config=config, arrays=files.arrays))
+    read = RouterScorer.load(tmp_path)
+    assert (read.tiers, read.estimate("x")) == (None, pair.estimate("x"))
+
+
 def test_tiers_survive_the_file(tmp_path: Path) -> None:
     scorer = scorer_of((0.4, 0.6, 0.8), ladder_of(1.0, 2.0, 3.0, unlabelled=(MID,)))
     scorer.save(tmp_path)
     assert RouterScorer.load(tmp_path).tiers == scorer.tiers
-    with pytest.raises(ValueError, match="not \\[3\\]"):
+    with pytest.raises(ValueError, match=r"not \[3\]"):
         scorer_of((0.4, 0.6), ladder_of(1.0, 2.0, 3.0))
 
 

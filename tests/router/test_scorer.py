@@ -283,7 +283,7 @@ def test_version_one_says_what_to_do(folder: Path) -> None:
     ("changes", "why"),
     [
         ({"format": "other"}, "not a router"),
-        ({"version": 4}, "unknown version 4; available: 2, 3"),
+        ({"version": 5}, "unknown version 5; available: 2, 3, 4"),
         ({"feature_version": 99}, "unknown feature_version 99"),
         ({"answer_feature_version": 0}, "unknown answer_feature_version 0"),
         ({"heads": ["strong"]}, "heads"),

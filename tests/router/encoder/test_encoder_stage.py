@@ -139,7 +139,7 @@ def test_a_router_of_the_version_before_is_read_and_an_older_one_named(
     assert RouterScorer.load(tmp_path / "two").encoder is None
     monkeypatch.setattr("outrider.router.files.FORMAT_VERSION", 1)
     plain.save(tmp_path / "one")
-    with pytest.raises(RouterFileError, match="unknown version 1; available: 2, 3; train the"):
+    with pytest.raises(RouterFileError, match="unknown version 1; available: 2, 3, 4; train the"):
         RouterScorer.load(tmp_path / "one")
 
 
