@@ -178,8 +178,12 @@ def answerers_grid(judged: RouterEvaluation, prices: Prices | None) -> Grid:
         ["oracle", f"{report.oracle_accuracy:.3f}", f"{report.oracle_share:.1%}", *empty],
     ]
     kinds = ["chosen" if row[0] == "this router" else "" for row in rows]
-    share = "large share" if judged.rows.tiers is None else "share of the cost"
-    return Grid(head=["answered by", "accuracy", share, *costs], rows=rows, kinds=kinds)
+    head = ["answered by", "accuracy", _share_title(judged.rows), *costs]
+    return Grid(head=head, rows=rows, kinds=kinds)
+
+
+def _share_title(rows: StageRows) -> str:
+    return "large share" if rows.tiers is None else "share of the cost"
 
 
 def _singles(judged: RouterEvaluation) -> list[tuple[str, float, float]]:
@@ -214,7 +218,7 @@ def settings_grid(
 ) -> Grid:
     """Settings by the share of the large model; the chosen one is marked."""
     points = sorted(shown, key=lambda point: (point.strong_share, point.threshold))
-    head = ["large share", "watched", "accuracy", "of large", "threshold", "band"]
+    head = [_share_title(rows), "watched", "accuracy", "of large", "threshold", "band"]
     cells = [
         [
             f"{'> ' if point == chosen else ''}{point.strong_share:.1%}",
