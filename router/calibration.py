@@ -9,7 +9,7 @@ prompts only ever move to the large model. A router that knows text alone has no
 
 Rows with expected costs (router/worth.py) are judged by gain per cost: their qualities are 1 minus
 the gain divided by how much dearer than at the cheapest prompts the large model is. Then the band
-is where beginning an answer is expected to pay.
+is where beginning an answer is expected to pay, and empty where labels do not show that it does.
 """
 
 from collections.abc import Mapping
@@ -207,8 +207,7 @@ def _family(rows: StageRows, stage: Stage) -> list[OperatingPoint]:
     """Settings from always-small to always-large, by rising strong share, no two of one share."""
     cuts_of = rows.cuts(stage)
     values = np.unique(cuts_of)
-    levels = np.quantile(cuts_of, np.linspace(0.0, 1.0, _NUM_POINTS), method="higher")
-    cuts = cuts_below(values)[np.searchsorted(values, np.unique(levels))]
+    cuts = cuts_below(values)[np.searchsorted(values, np.unique(_levels(rows, cuts_of)))]
     thresholds = [*cuts.tolist(), ALWAYS_LARGE]
     bands = None if stage == "text" else _bands(rows, stage)
     points: list[OperatingPoint] = []
@@ -217,6 +216,21 @@ def _family(rows: StageRows, stage: Stage) -> list[OperatingPoint]:
         if not points or point.strong_share > points[-1].strong_share:
             points.append(point)
     return points
+
+
+def _levels(rows: StageRows, quality: FloatRows) -> FloatRows:
+    """Return qualities at even steps of the prompts; with costs, half of them at even ones of cost.
+
+    Else one step near the end would take many of the longest prompts at once.
+    """
+    if rows.large_cost is None or rows.small_cost is None:
+        return np.quantile(quality, np.linspace(0.0, 1.0, _NUM_POINTS), method="higher")
+    half = np.linspace(0.0, 1.0, _NUM_POINTS // 2 + 1)
+    order = np.argsort(quality, kind="stable")
+    spent = np.cumsum(np.maximum(rows.large_cost - rows.small_cost, 0.0)[order])
+    places = np.searchsorted(spent, half * spent[-1]).clip(max=len(order) - 1)
+    by_cost: FloatRows = quality[order[places]]
+    return np.append(np.quantile(quality, half, method="higher"), by_cost)
 
 
 def _bands(rows: StageRows, stage: Stage) -> Bands:
@@ -228,10 +242,10 @@ def _bands(rows: StageRows, stage: Stage) -> Bands:
         text,
         last,
         gains=1.0 - rows.quality(stage),
-        small=small,
-        large=large,
-        begun=begun,
-        reference=rows.reference_cost,
+        labels=rows.strong - rows.weak,
+        small=small / rows.reference_cost,
+        large=large / rows.reference_cost,
+        begun=begun / rows.reference_cost,
     )
 
 

@@ -15,8 +15,17 @@ SMALL = RNG.uniform(0.1, 0.3, NUM_ROWS)
 LARGE = RNG.uniform(1.2, 3.0, NUM_ROWS)
 
 
-def bands(begun: FloatRows) -> PaidBands:
-    return PaidBands(TEXT, LAST, gains=GAINS, small=SMALL, large=LARGE, begun=begun, reference=1.0)
+def bands(begun: FloatRows, *, copies: int = 400, labels: FloatRows = GAINS) -> PaidBands:
+    """`copies` of the same prompts: enough for what is expected to be shown, where it is so."""
+    text, last, gains, small, large, held, found = (
+        np.tile(column, copies) for column in (TEXT, LAST, GAINS, SMALL, LARGE, begun, labels)
+    )
+    return PaidBands(text, last, gains=gains, labels=found, small=small, large=large, begun=held)
+
+
+def cost_below(cut: float) -> float:
+    """What the large model's answers below a cut of the text cost more than the small one's."""
+    return float(((cut > TEXT) * (LARGE - SMALL)).sum())
 
 
 def value(threshold: float, band: tuple[float, float], begun: FloatRows) -> float:
@@ -49,3 +58,28 @@ def test_the_ends_watch_nothing() -> None:
     either = bands(np.full(NUM_ROWS, 0.1))
     assert either.around(0.0) == (0.0, 0.0)
     assert either.around(ALWAYS_LARGE) == (ALWAYS_LARGE, ALWAYS_LARGE)
+
+
+def test_an_answer_is_begun_only_where_labels_show_that_it_pays() -> None:
+    held = np.full(NUM_ROWS, 0.1)
+    low, high = bands(held).around(0.7)
+    assert low < high
+    # The same prompts once: too few to tell.
+    few_low, few_high = bands(held, copies=1).around(0.7)
+    assert few_low == few_high
+    # What the last stage expects is not what the labels say.
+    wrong_low, wrong_high = bands(held, labels=-GAINS).around(0.7)
+    assert wrong_low == wrong_high
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.6, 0.8])
+def test_the_text_alone_costs_no_more_than_the_band_would(threshold: float) -> None:
+    held = np.full(NUM_ROWS, 0.1)
+    low, high = bands(held).around(threshold)
+    is_watched = (low <= TEXT) & (high > TEXT)
+    is_large = (low > TEXT) | (is_watched & (threshold > LAST))
+    banded = float((is_large * (LARGE - SMALL + is_watched * held)).sum())
+    cut, _ = bands(held, copies=1).around(threshold)
+    cuts = [*cuts_below(np.unique(TEXT)).tolist(), ALWAYS_LARGE]
+    assert cost_below(cut) <= banded
+    assert cost_below(cuts[cuts.index(cut) + 1]) > banded
