@@ -91,9 +91,20 @@ def promised_quality(scorer: RouterScorer, small_weights: str | None) -> float:
     """
     if scorer.calibration is None:
         raise CalibrationError("the router has no calibration: nothing was promised")
+    assured = assured_quality(scorer, small_weights)
+    return scorer.calibration.chosen.relative_accuracy if assured is None else assured
+
+
+def assured_quality(scorer: RouterScorer, small_weights: str | None) -> float | None:
+    """Return what the router's own setting is assured to keep; None where it was not tested.
+
+    Assured settings count requests, so that of a router that weighs costs is none of them.
+    """
+    if scorer.worth is not None:
+        return None
     for assurance in scorer.assurances:
         if assurance.small_weights in (small_weights, None):
             for point in assurance.stage(may_watch=True).points:
                 if point.threshold == scorer.threshold:
                     return point.quality
-    return scorer.calibration.chosen.relative_accuracy
+    return None

@@ -395,6 +395,27 @@ def test_calibrate_for_seconds_weighs_gains_by_them(
     assert RouterScorer.load(out).worth is None
 
 
+@pytest.mark.slow
+def test_train_weighs_gains_by_seconds_where_the_labels_have_some(
+    staged_router: Path, collected_file: Path, training_file: Path, tmp_path: Path
+) -> None:
+    weighed = RouterScorer.load(staged_router)
+    assert weighed.worth is not None
+    assert weighed.worth.model.unit == "second"
+    assert weighed.training["gain_per"] == "second"
+    base = ("train", "--data", collected_file, "--out", tmp_path / "router")
+    said = succeed(*base).output
+    assert "Gains count per second" in said
+    assert "at least 95.0% of always large's accuracy is kept with" in said
+    prices = ("--small-price", "0.05/0.2", "--large-price", "0.5/2")
+    assert as_json(*base, "--gain-per", "dollar", *prices)["gain_per"] == "dollar"
+    # A share counts requests; labels without seconds say nothing of them.
+    for plain in (("--gain-per", "request"), ("--strong-share", "0.3")):
+        assert "gain_per" not in as_json(*base, *plain)
+        assert RouterScorer.load(tmp_path / "router").worth is None
+    assert "gain_per" not in as_json("train", "--data", training_file, "--out", tmp_path / "text")
+
+
 def test_calibrate_says_what_it_weighs_and_what_it_lacks(
     staged_router: Path, collected_file: Path, held_out_file: Path
 ) -> None:

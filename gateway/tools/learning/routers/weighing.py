@@ -1,16 +1,32 @@
-"""What `outrider router calibrate` weighs gains by: seconds or dollars that prompts are to cost."""
+"""What `outrider router train` and `calibrate` weigh gains by: seconds or dollars of prompts."""
 
-from dataclasses import asdict
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from typing import Annotated, Any, Literal
+
+import typer
 
 from outrider.gateway.tools.learning.routers.inputs import TargetFlags
-from outrider.router.calibration import CalibrationError, Prices
+from outrider.router.calibration import (
+    CalibrationError,
+    CalibrationTarget,
+    Prices,
+    calibrate,
+)
 from outrider.router.dataset import LabelledPrompts
+from outrider.router.rows import StageRows
 from outrider.router.scorer import RouterScorer
 from outrider.router.worth import CostUnit, ExpectedTokens
 from outrider.router.worth_fit import FittedWorth, fit_worth
 
 GainPer = Literal["request", "second", "dollar"]
+GainPerOption = Annotated[
+    GainPer | None,
+    typer.Option(
+        help="Ask the large model where it adds most for each request, second or dollar that it "
+        "costs more; default: second where the data have seconds, but request with --strong-share "
+        "and --max-cost."
+    ),
+]
 
 
 def weigh(
@@ -20,16 +36,44 @@ def weigh(
     targets: TargetFlags,
     prices: Prices | None,
 ) -> FittedWorth | None:
-    """Learn what prompts cost; None where each request counts alike. Raises CalibrationError."""
-    if gain_per is None:
-        gain_per = "request" if targets.max_seconds is None else "second"
+    """Learn what prompts cost; None where each request counts alike.
+
+    Raises CalibrationError where the data cannot tell what was asked for.
+    """
     if gain_per == "request":
         return None
+    is_asked = gain_per is not None or targets.max_seconds is not None
     if data.tiers is not None:
-        raise CalibrationError(
-            "--gain-per: tiers have the cost of a request each, by which it goes"
-        )
-    return fit_worth(data, scorer.features, gain_per, prices)
+        if is_asked:
+            raise CalibrationError(
+                "--gain-per: tiers have the cost of a request each, by which it goes"
+            )
+        return None
+    if is_asked:
+        return fit_worth(data, scorer.features, gain_per or "second", prices)
+    counts_requests = targets.strong_share is not None or targets.max_cost is not None
+    if counts_requests or data.weak_s is None or data.strong_s is None:
+        return None
+    try:
+        return fit_worth(data, scorer.features, "second", prices)
+    except CalibrationError as error:
+        typer.echo(f"note: each request counts alike: {error}", err=True)
+        return None
+
+
+def weighed_router(
+    scorer: RouterScorer, rows: StageRows, fitted: FittedWorth, target: CalibrationTarget
+) -> RouterScorer:
+    """Return a trained router that weighs gains, set by held-out qualities of its own prompts."""
+    calibration = calibrate(fitted.weighed(rows), target)
+    chosen = calibration.chosen
+    training = {
+        **scorer.training,
+        "gain_per": fitted.worth.model.unit,
+        "held_out_accuracy": chosen.accuracy,
+        "held_out_strong_share": chosen.strong_share,
+    }
+    return replace(scorer.with_calibration(calibration, fitted.worth), training=training)
 
 
 def weighed_json(fitted: FittedWorth) -> dict[str, Any]:
