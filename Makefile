@@ -14,7 +14,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-real demo-hybrid demo-fleet serve test test-all test-verify test-long test-clients check docs bench bench-lab gpu-check
-.PHONY: clean distclean dist wheels images
+.PHONY: clean distclean dist wheels images router
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -74,6 +74,9 @@ GPU_PYTHON ?= $(if $(and $(DRY),$(wildcard $(PY))),$(PY),python3)
 
 gpu-check: ## checks, figures and tests on a GPU in 12 minutes; DRY=1: what needs no GPU
 	@$(GPU_PYTHON) -m benchmarks.gpu.gpu_check $(if $(DRY),--dry) $(ARGS)
+
+router: $(VENV)/.installed-dev ## train the bundled pair's router anew, 10 minutes on two cores; runs/router
+	@$(PY) -m outrider.gateway.tools.demo.bundled_router $(ARGS)
 
 # What .github/workflows/release.yml runs; REPOSITORY is the public address, for the README's pictures.
 REPOSITORY ?=

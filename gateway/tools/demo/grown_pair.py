@@ -4,6 +4,7 @@ Passes of a model of 7 million parameters cost so little that speculation has no
 is heavy is imported by the process that grows the pair: `outrider serve` loads no torch.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ GROWN: Final = {"large": "150M", "small": "15M"}
 """Parameters of each model: as many times apart as the bundled ones, about ten."""
 
 _VERSION: Final = 1  # raised whenever a pair would be grown into other files
+_DIGEST_DIGITS: Final = 16
 _DISK_BYTES: Final = 2**29  # the files take 320 MB
 # The weights, what passes take, and a quarter of the rest for keys and values.
 _MEMORY_BYTES: Final = 2 * 2**30
@@ -119,7 +121,9 @@ def grow_pair(folder: Path) -> None:
 
 def _key() -> str:
     """Return what changes with the files that are grown, and with their sizes."""
-    return "-".join([_pair(bundled_pair()), *GROWN.values(), str(_VERSION)])
+    router = (bundled_pair() / "router" / "router.json").read_bytes()
+    digest = hashlib.sha256(router).hexdigest()[:_DIGEST_DIGITS]
+    return "-".join([_pair(bundled_pair()), *GROWN.values(), digest, str(_VERSION)])
 
 
 def _pair(folder: Path) -> str:
