@@ -125,12 +125,18 @@ def read_bert(folder: Path, depth: int | None = None) -> BertEncoder:
     """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        tensors = load_file(folder / "model.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError) as error:
         raise EncoderError(f"{folder}: {error}") from error
     if not isinstance(config, dict) or config.get("model_type") != "bert":
         kind = config.get("model_type") if isinstance(config, dict) else None
         raise EncoderError(f"{folder}: model_type {kind!r} is not supported; available: bert")
+    try:
+        tensors = load_file(folder / "model.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise EncoderError(f"{folder}: {error}") from error
+    except TypeError as error:  # numpy lacks the type
+        why = f"{error}; save the encoder in float32 or float16"
+        raise EncoderError(f"{folder}/model.safetensors: {why}") from error
     try:
         return _Reader(config, tensors).encoder(depth)
     except (KeyError, TypeError, ValueError) as error:

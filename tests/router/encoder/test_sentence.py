@@ -116,6 +116,17 @@ def test_weights_that_do_not_fit_their_config_are_refused(
         read_bert(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_weights_in_bfloat16_are_refused_in_words(folder: Path, tmp_path: Path, kind: str) -> None:
+    model = BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {"model_type": kind}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    why = {"bert": "save the encoder in float32 or float16", "llama": "model_type 'llama'"}[kind]
+    with pytest.raises(EncoderError, match=why):
+        read_bert(tmp_path)
+
+
 def test_without_the_extra_its_name_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(EncoderError, match=r'pip install "outrider\[encoder\]"'):
