@@ -187,6 +187,16 @@ JOBS = (
         quick=("--quick",),
     ),
     Job(
+        script="bench_served_router",
+        arguments=("--num-prompts", "300"),
+        quick=("--num-prompts", "6"),
+    ),
+    Job(
+        script="bench_router_figures",
+        arguments=(),
+        quick=("--num-prompts", "60"),
+    ),
+    Job(
         script="bench_features",
         arguments=(),
         quick=("--quick",),

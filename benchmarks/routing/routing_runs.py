@@ -109,7 +109,7 @@ async def _label(
     async with collecting(arguments) as (collector, info):
         name = f"{collector.pair}-{arguments.dtype}-{arguments.max_new}.jsonl"
         everything, path = folder / f"labels-{name}", folder / f"rows-{name}"
-        out = LabelFile(everything, pair=collector.pair)
+        out = LabelFile(everything, pair=collector.pair, small_weights=collector.small_weights)
         with progress_bar("labels", len(questions)) as advance:
             num_seen = 0
 
