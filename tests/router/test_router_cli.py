@@ -425,6 +425,8 @@ def test_calibrate_says_what_it_weighs_and_what_it_lacks(
     assert "Gains count per dollar" in said
     assert "Answer lengths: predicted to" in said
     assert "A median request: small 0.1 s" in said
+    assert "settings begin answers; with the others 300 prompts do not show" in said
+    assert "text at 0.000" in said
     failed = run(*base, "--data", collected_file, "--gain-per", "dollar")
     assert failed.exit_code == 2
     assert "prices of both tiers" in failed.output

@@ -201,8 +201,11 @@ def train(
         )
         return
     typer.echo(f"Wrote {out}")
-    for line in [*training_lines(scorer), *([] if fitted is None else weighed_lines(fitted))]:
+    for line in training_lines(scorer):
         typer.echo(line)
+    if fitted is not None and scorer.calibration is not None:
+        for line in weighed_lines(fitted, scorer.calibration):
+            typer.echo(line)
 
 
 _EVAL_HELP = """
@@ -339,7 +342,7 @@ def calibrate_command(
     else:
         typer.echo(f"{len(labelled.prompts)} prompts of {flags.data.name}")
         print_calibration(calibration, rows, prices)
-        for line in () if fitted is None else weighed_lines(fitted):
+        for line in () if fitted is None else weighed_lines(fitted, calibration):
             typer.echo(line)
     if out is not None:
         typer.echo(f"Wrote {out}", err=True)

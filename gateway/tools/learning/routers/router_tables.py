@@ -227,13 +227,20 @@ def settings_grid(
             f"{point.accuracy:.3f}",
             f"{point.relative_accuracy:.1%}",
             f"{point.threshold:.3f}",
-            "none" if point.band is None else f"{point.band[0]:.3f} to {point.band[1]:.3f}",
+            _band_text(point.band),
             *_costs(rows, point, prices).values(),
         ]
         for point in points
     ]
     kinds = ["chosen" if point == chosen else "" for point in points]
     return Grid(head=[*head, *_costs(rows, chosen, prices)], rows=cells, kinds=kinds)
+
+
+def _band_text(band: tuple[float, float] | None) -> str:
+    if band is None:
+        return "none"
+    low, high = band
+    return f"text at {low:.3f}" if low == high else f"{low:.3f} to {high:.3f}"
 
 
 def setting_text(point: OperatingPoint, stage: Stage, cheapest: str = "the small model") -> str:

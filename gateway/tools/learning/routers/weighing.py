@@ -7,6 +7,7 @@ import typer
 
 from outrider.gateway.tools.learning.routers.inputs import TargetFlags
 from outrider.router.calibration import (
+    Calibration,
     CalibrationError,
     CalibrationTarget,
     Prices,
@@ -86,8 +87,8 @@ def weighed_json(fitted: FittedWorth) -> dict[str, Any]:
     }
 
 
-def weighed_lines(fitted: FittedWorth) -> list[str]:
-    """The same in words."""
+def weighed_lines(fitted: FittedWorth, calibration: Calibration) -> list[str]:
+    """The same in words, and how many settings begin answers."""
     model, errors = fitted.worth.model, fitted.errors
     typical = _median(fitted.tokens)
     lines = [
@@ -103,6 +104,12 @@ def weighed_lines(fitted: FittedWorth) -> list[str]:
                 f"A median request: small {costs.small:.3g} {sign}, cascade {costs.cascade:.3g} "
                 f"{sign}, large {costs.large:.3g} {sign}."
             )
+    if calibration.stage != "text":
+        begun = sum(point.watched_share > 0.0 for point in calibration.points)
+        lines.append(
+            f"{begun} of {len(calibration.points)} settings begin answers; with the others "
+            f"{len(fitted.tokens)} prompts do not show that it pays, so the text alone decides."
+        )
     return lines
 
 
