@@ -143,6 +143,11 @@ JOBS = (
         quick=("--large", "20M", "--calls", "20", "--scale", "64"),
     ),
     Job(
+        script="bench_moved_blocks",
+        arguments=("--conversations", "40", "--kills", "100"),
+        quick=("--conversations", "4", "--kills", "8", "--extents", "1000"),
+    ),
+    Job(
         script="bench_host_overhead",
         arguments=_BF16,
         quick=(*_BF16, "--repeats", "1", "--steps", "5", "--sequences", "1", "4"),

@@ -1,8 +1,12 @@
 """Texts of the sessions' benchmark: what repeats in them, and how much of it comes back at once."""
 
+from typing import Any
+
 import pytest
 
+from benchmarks.sessions.bench_moved_blocks import goals as moved_blocks_goals
 from benchmarks.sessions.bench_sessions import goals
+from benchmarks.sessions.moved_conversations import WAYS
 from benchmarks.sessions.session_texts import Call, agent_session, trace_calls, working_set
 from benchmarks.simulate.fleet_trace import Row
 
@@ -64,3 +68,27 @@ def test_goals_name_the_part_and_the_arm() -> None:
         "replay: p95 off / restart": False,
         "replay: answers that are equal": True,
     }
+
+
+def test_one_wrong_answer_one_damaged_file_and_a_way_not_taken_are_goals_missed() -> None:
+    def missed(**changes: Any) -> set[str]:
+        ways = {
+            f"{way}, {mode}": {"answers": 5, "different": 0, "moved_tokens": 95 * (way != "cold")}
+            for way in WAYS
+            for mode in ("with guesses", "without")
+        }
+        ways["disk, without"] |= changes
+        left = {"num_garbage": 0, "num_damaged": 0, "num_others_left": 0, "num_bytes_later": 9}
+        results = {
+            "conversations": {"ways": ways, "prompt_tokens": 100},
+            "kills": {**left, "budget_bytes": 9, **changes},
+            "start": {"open_s": 0.5, **changes},
+        }
+        return {goal.words for goal in moved_blocks_goals(results) if not goal.is_met}
+
+    assert missed() == set()
+    assert missed(different=1) == {"answers that differ"}
+    assert missed(moved_tokens=10) == {"moved / all prompt tokens"}
+    assert missed(num_damaged=1) == {"kills: garbage, damage, rests"}
+    assert missed(num_bytes_later=10) == {"kills: bytes over the budget"}
+    assert missed(open_s=2.0) == {"start, s"}

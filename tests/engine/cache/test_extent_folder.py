@@ -2,13 +2,11 @@
 
 import os
 import stat
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from benchmarks.sessions import killed_writer
 from outrider.engine.cache.block_pool import BlockHash, chain_hash
 from outrider.engine.cache.extent_folder import ExtentFolder, check_extents, other_files
 from outrider.engine.cache.extent_space import About, ExtentSpace, StoredExtent
@@ -16,7 +14,6 @@ from outrider.engine.cache.extent_store import ExtentStore
 from outrider.engine.cache.extents import Extent, ExtentError, ExtentHeader
 from outrider.engine.cache.sealing import Seal, read_key
 from outrider.engine.errors import EngineError
-from tests.engine.cache import killed_writer
 from tests.stores import KEY, opened_store, stored_files
 
 ABOUT = About(model="a-model", fingerprint="f" * 32, row_s=0.01)
@@ -466,23 +463,9 @@ def test_processes_that_are_killed_leave_nothing_that_could_be_used_or_is_too_mu
     place: Path, num_kills: int
 ) -> None:
     """Two at a time in one folder write and read, killed anywhere."""
-    place.mkdir(mode=0o700)
-    command = [sys.executable, killed_writer.__file__, str(place), str(num_kills), "5"]
-    subprocess.run(command, check=True, timeout=600)
-    assert not (place / "garbage").exists()
-    checked = list(check_extents(place, Seal(KEY)))
-    assert [error for _, error in checked if error is not None] == []
-    assert checked
+    found = killed_writer.kill(place, num_kills=num_kills, seed=5, timeout_s=600)
+    assert (found["num_garbage"], found["num_damaged"], found["num_others_left"]) == (0, 0, 0)
+    assert found["num_files"]
     # What one does not know of the other's is found at the next look around.
-    assert sum(path.stat().st_size for path in stored_files(place)) <= (
-        1.2 * killed_writer.BUDGET_BYTES
-    )
-    later = Clock()
-    later.now_s = time.time() + 120.0
-    folder = folder_of(place, budget_bytes=killed_writer.BUDGET_BYTES, clock=later)
-    space = folder.space(killed_writer.ABOUT)
-    folder.collect()
-    left = [path for path in space.folder.iterdir() if path.name != "about.json"]
-    assert {path.suffix for path in left} == {".kv"}
-    assert sum(path.stat().st_size for path in left) == folder.num_bytes
-    assert folder.num_bytes <= killed_writer.BUDGET_BYTES
+    assert found["num_bytes"] <= 1.2 * found["budget_bytes"]
+    assert found["num_bytes_counted_later"] == found["num_bytes_later"] <= found["budget_bytes"]

@@ -2,18 +2,20 @@
 
 The killed are forked from this one, which imports everything once. They write the same few texts,
 so that they meet. One that reads what was not written, or fails, says so in a file `garbage`.
+`findings` says what they left.
 """
 
 import hashlib
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 from outrider.engine.cache.block_pool import BlockHash, chain_hash
-from outrider.engine.cache.extent_folder import ExtentFolder
+from outrider.engine.cache.extent_folder import ExtentFolder, check_extents
 from outrider.engine.cache.extent_space import About
 from outrider.engine.cache.extent_store import ExtentStore
 from outrider.engine.cache.extents import Extent, ExtentHeader
@@ -25,6 +27,47 @@ ABOUT = About(model="a-model", fingerprint="f" * 32)
 _NUM_TEXTS = 40
 _EXTENT_BYTES = 100_000
 _MOST_LIFE_S = 0.02
+_LATER_S = 120.0  # partial files are removed by then
+
+
+def kill(place: Path, *, num_kills: int, seed: int, timeout_s: float) -> dict[str, int]:
+    """Kill so many processes that use a folder, which is made; return what they left."""
+    place.mkdir(mode=0o700)
+    command = [sys.executable, __file__, str(place), str(num_kills), str(seed)]
+    subprocess.run(command, check=True, timeout=timeout_s)
+    return findings(place)
+
+
+def findings(place: Path) -> dict[str, int]:
+    """Return what lies in a folder, now and when it was cleaned up two minutes later.
+
+    num_garbage: processes that read what nobody wrote, or failed. num_damaged: files that are not
+    what was written. num_others_left: partial files, and others that are no extents.
+    """
+    checked = list(check_extents(place, Seal(KEY)))
+    files = [path for path, _ in checked]
+    found = {
+        "num_garbage": int((place / "garbage").exists()),
+        "num_files": len(files),
+        "num_damaged": sum(error is not None for _, error in checked),
+        "num_bytes": sum(path.stat().st_size for path in files),
+        "budget_bytes": BUDGET_BYTES,
+    }
+    folder = ExtentFolder(
+        place,
+        seal=Seal(KEY),
+        budget_bytes=BUDGET_BYTES,
+        ttl_s=1e6,
+        clock=lambda: time.time() + _LATER_S,
+    )
+    space = folder.space(ABOUT)
+    folder.collect()
+    left = [path for path in space.folder.iterdir() if path.name != "about.json"]
+    return found | {
+        "num_bytes_later": sum(path.stat().st_size for path in left if path.suffix == ".kv"),
+        "num_bytes_counted_later": folder.num_bytes,
+        "num_others_left": sum(path.suffix != ".kv" for path in left),
+    }
 
 
 def main() -> None:
