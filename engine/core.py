@@ -83,7 +83,6 @@ class Engine:
         if not runners:
             raise ValueError("an engine needs at least one model; runners is empty")
         self._runners = dict(runners)
-        self.blocks = BlockFeed([runner.block_news(tier) for tier, runner in self._runners.items()])
         self._drafter = drafter
         self._config = config or EngineConfig()
         self._clock = clock
@@ -106,6 +105,10 @@ class Engine:
             BlockExchange(self._runners, peers, self.scheduler.times.row_s, clock=clock),
             restores_from(store, self._runners, drafter, self.scheduler.times.row_s),
             is_alone=lambda: not self._has_runnable,
+        )
+        self.blocks = BlockFeed(
+            [runner.block_news(tier) for tier, runner in self._runners.items()],
+            self._preparation.stored_news,
         )
         self.pins = PinnedPrompts(self._runners, self._preparation.pin_store, clock=clock)
         self.scheduler.before_start = self._preparation.restore

@@ -223,7 +223,7 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
-    """Gauges (the first two) and counters of the folder that keys and values are offloaded to."""
+    """Gauges (the first two and the last) and counters of the folder that keys and values go to."""
 
     num_extents: int = 0
     """Of this engine's models."""
@@ -240,6 +240,8 @@ class StoreStats:
     """Extents that the disk did not take or give."""
     num_damaged: int = 0
     """Extents that were not what had been written, and were computed again."""
+    bytes_per_s: float = 0.0
+    """How fast an extent was read of late; 0 before any was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.engine.cache.block_pool import BlockHash, BlockPool
+from outrider.engine.cache.stored_news import StoredNews
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,9 @@ class BlockChanges:
 
     kept: Sequence[KeptBlock]
     dropped: Sequence[BlockHash]
+    stored: bytes = b""
+    """Codes of blocks that came to lie on a disk (`StoredNews`)."""
+    unstored: bytes = b""
 
 
 class BlockNews:
@@ -111,7 +115,9 @@ class BlockNews:
 class BlockFeed:
     """The news of all of an engine's models, for any number of sinks."""
 
-    def __init__(self, news: Sequence[BlockNews] = ()) -> None:
+    def __init__(self, news: Sequence[BlockNews] = (), stored: StoredNews | None = None) -> None:
+        """`stored`: of a folder on a disk, None without one."""
+        self.stored = stored
         self._news = news
         self._sinks: list[Callable[[BlockChanges], None]] = []
 
@@ -135,7 +141,8 @@ class BlockFeed:
         dropped: list[BlockHash] = []
         for each in self._news:
             each.take(kept, dropped)
-        if kept or dropped:
-            changes = BlockChanges(kept=kept, dropped=dropped)
+        stored, unstored = (b"", b"") if self.stored is None else self.stored.take()
+        if kept or dropped or stored or unstored:
+            changes = BlockChanges(kept=kept, dropped=dropped, stored=stored, unstored=unstored)
             for sink in self._sinks:
                 sink(changes)

@@ -60,6 +60,7 @@ class ExtentFolder:
         self.folder = folder
         self.num_bytes = 0
         """Bytes of all extents, as far as they are known."""
+        self.names_key = seal.names_key
         self._seal = seal
         self._budget_bytes = budget_bytes
         self._ttl_s = ttl_s

@@ -97,6 +97,8 @@ class ExtentSpace:
         self._gone: set[str] = set()  # of the files, since they were looked at
         self._index: dict[str, StoredExtent] = {}  # of those that begin alike, the longest
         self._letters = set[str]()  # of all files
+        self.num_changes = 0
+        """Of its files, as far as they are known: goes up with each."""
         self._numbers = itertools.count()
         folder.mkdir(mode=0o700, exist_ok=True)
         self.write_about()
@@ -121,6 +123,7 @@ class ExtentSpace:
             _add(index, each)
         self._files, self._index = found, index
         self._letters = {each.letter for each in found.values()}
+        self.num_changes += found.keys() != known.keys()
         for name in self._gone & found.keys():  # while this looked
             self._forget(found[name])
         return list(found.values())
@@ -156,6 +159,15 @@ class ExtentSpace:
         """Count the extents that are known."""
         return len(self._files)
 
+    def file_names(self) -> list[str]:
+        """Return the names of the extents that are known."""
+        return list(self._files)
+
+    @staticmethod
+    def codes_of(file_name: str) -> str:
+        """Return the codes of an extent's blocks, joined."""
+        return file_name.removesuffix(_SUFFIX).rpartition("-")[2]
+
     def write(self, extent: Extent) -> int:
         """Write an extent; returns its file's size. Raises OSError."""
         header = extent.header
@@ -166,6 +178,7 @@ class ExtentSpace:
         stored = StoredExtent(file_name=file_name, num_bytes=len(sealed), used_s=self._clock())
         self._files[file_name] = stored
         self._letters.add(stored.letter)
+        self.num_changes += 1
         _add(self._index, stored)
         return len(sealed)
 
@@ -218,6 +231,7 @@ class ExtentSpace:
     def _forget(self, stored: StoredExtent) -> None:
         self._gone.add(stored.file_name)
         self._files.pop(stored.file_name, None)
+        self.num_changes += 1
         found = self._index.get(stored.key)  # perhaps as it was seen since
         if found is not None and found.file_name == stored.file_name:
             del self._index[stored.key]

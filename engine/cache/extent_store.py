@@ -80,6 +80,11 @@ class ExtentStore:
         """Return how long reading so much is likely to take."""
         return num_bytes / self._bytes_per_s
 
+    @property
+    def measured_bytes_per_s(self) -> float:
+        """How fast extents were read of late; 0 before any was."""
+        return self._bytes_per_s if self.counts.num_read_bytes else 0.0
+
     def write(self, space: ExtentSpace, extent: Extent) -> None:
         """Have an extent written, unless too much waits already."""
         if not self.has_room or self.is_paused:

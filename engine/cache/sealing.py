@@ -36,7 +36,8 @@ class Seal:
                 "cryptography, which is not installed: pip install 'outrider[kv]'."
             ) from error
         self._cipher = AESGCM(hashlib.sha256(b"seal" + key).digest())
-        self._names = hashlib.sha256(b"names" + key).digest()
+        self.names_key = hashlib.sha256(b"names" + key).digest()
+        """Makes codes of hashes, and opens nothing."""
         self._wrong = InvalidTag
 
     def code(self, block_hash: BlockHash) -> str:
@@ -44,8 +45,7 @@ class Seal:
 
         Two hashes may have one code: what the file holds says whether it is meant.
         """
-        digest = hashlib.blake2b(block_hash, key=self._names, digest_size=_CODE_BYTES).digest()
-        return base64.b32encode(digest).decode().lower()
+        return code_of(self.names_key, block_hash)
 
     def seal(self, plain: bytes, context: str) -> bytes:
         """Return the bytes sealed; they are opened with the same `context` only."""
@@ -59,6 +59,12 @@ class Seal:
             return self._cipher.decrypt(nonce, rest, context.encode())
         except (self._wrong, ValueError) as error:
             raise ExtentError("changed, cut off, or sealed with another key or name") from error
+
+
+def code_of(names_key: bytes, block_hash: BlockHash) -> str:
+    """Return what stands for a hash in a file's name, by a seal's `names_key`."""
+    digest = hashlib.blake2b(block_hash, key=names_key, digest_size=_CODE_BYTES).digest()
+    return base64.b32encode(digest).decode().lower()
 
 
 def read_key(path: Path) -> bytes:

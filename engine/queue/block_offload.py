@@ -19,6 +19,7 @@ from outrider.engine.cache.extent_store import ExtentStore
 from outrider.engine.cache.kv_view import KVView
 from outrider.engine.cache.pin_files import read_pins, remove_pin, write_pin
 from outrider.engine.cache.recurrent_lines import BOUNDARY
+from outrider.engine.cache.stored_news import StoredNews
 from outrider.engine.events import StoreStats
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.protocols import Drafter
@@ -63,6 +64,13 @@ class StoredCache:
     space: ExtentSpace
     queued: set[BlockHash] = field(default_factory=set)
     """The last hashes of the runs that wait to be written."""
+
+    @property
+    def letter(self) -> str:
+        """That of the files whose blocks a text can go on behind (`StoredExtent.letter`)."""
+        if self.runner.model.config.recurrence is not None:
+            return "s"
+        return "b" if self.runner.pool.window is None else "w"
 
     def is_wanted(
         self, stored: StoredExtent, hashes: Sequence[BlockHash], start: int, end: int
@@ -109,6 +117,10 @@ class BlockOffload:
             name: StoredCache(name=name, runner=runner, space=store.folder.space(_about(runner)))
             for name, runner in named.items()
         }
+        spaces = [
+            (cache.space, cache.letter) for name, cache in self.caches.items() if name != "head"
+        ]
+        self.news = StoredNews(spaces, names_key=store.folder.names_key)
         self._waiting: deque[_Run] = deque()
         self._num_dropped = 0
         # When the next extent is due beside passes, by pace.
@@ -271,6 +283,7 @@ class BlockOffload:
             num_dropped=counts.num_dropped + self._num_dropped,
             num_failed=counts.num_failed,
             num_damaged=counts.num_damaged,
+            bytes_per_s=self.store.measured_bytes_per_s,
         )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from outrider.engine.cache.stored_news import StoredNews
 from outrider.engine.errors import EngineError, InvalidGrammarError
 from outrider.engine.events import StoreStats
 from outrider.engine.queue.adapter_queue import AdapterQueue
@@ -58,6 +59,11 @@ class Preparation:
     def pin_store(self) -> PinStore | None:
         """What keeps named prompts beyond a restart; None where no blocks are stored."""
         return None if self.restores is None else self.restores.offload
+
+    @property
+    def stored_news(self) -> StoredNews | None:
+        """News of what lies on the disk; None where no blocks are stored."""
+        return None if self.restores is None else self.restores.offload.news
 
     @property
     def is_busy(self) -> bool:

@@ -17,6 +17,7 @@ from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.demand import Demand
 from outrider.gateway.engines.fleet.discovery import DiscoveredPool
 from outrider.gateway.engines.fleet.replica import EngineReplica
+from outrider.gateway.engines.fleet.stored_index import StoredIndex
 from outrider.gateway.settings.tree import Settings
 from outrider.gateway.wiring.process import reconnect_policy_of
 from outrider.verifier.params import Tier
@@ -43,10 +44,12 @@ def build_remote(settings: Settings, tokenizers: Tokenizers | None = None) -> Re
     if len(options.replicas) == 1 and not is_looked_up(first):
         return RemoteEngineClient(first, keys, tokenizers=tokenizers, policy=policy)
     index = BlockIndex(max_blocks=_MOST_BLOCKS, max_lanes=_MOST_REPLICAS)
+    stored = StoredIndex(max_blocks=_MOST_BLOCKS, max_lanes=_MOST_REPLICAS)
+    placement = CacheAware(index, stored)
     return DiscoveredPool(
         options.replicas,
-        partial(_make_replica, index, keys, tokenizers, policy),
-        CacheAware(index),
+        partial(_make_replica, placement, keys, tokenizers, policy),
+        placement,
         resume_within_s=options.resume_within_s,
         demand=Demand(
             start_within_s=options.start_within_s,
@@ -72,19 +75,19 @@ def _endpoint(entry: str) -> str:
 
 
 def _make_replica(
-    index: BlockIndex,
+    placement: CacheAware,
     keys: FleetKeys | None,
     tokenizers: Tokenizers | None,
     policy: ReconnectPolicy,
     address: str,
 ) -> EngineReplica:
-    """Make a replica whose cache's news go to the index. The pool resumes its requests."""
-    lane = index.add_lane()
+    """Make a replica whose cache's news go to the placement. The pool resumes its requests."""
+    lane = placement.index.add_lane()
     client = RemoteEngineClient(
         address,
         keys,
         tokenizers=tokenizers,
-        on_lost=partial(index.clear_lane, lane),
+        on_lost=partial(placement.clear_lane, lane),
         policy=ReconnectPolicy(
             stall_timeout_s=policy.stall_timeout_s,
             unready_after_s=policy.unready_after_s,
@@ -93,7 +96,7 @@ def _make_replica(
     )
 
     def note(news: BlocksChanged | BlocksReset) -> None:
-        if not index.note(lane, news):
+        if not placement.note_news(lane, news):
             client.follow_block_events(note)  # a message is missing: begin anew
 
     client.follow_block_events(note)

@@ -205,14 +205,22 @@ class _BlockSender:
         if self._generation is None:
             self._generation = 0
             self._feed.add_sink(self._send)
-        hashes = self._feed.hashes()  # it may send changes first
-        self._channel.send(BlocksReset(self._generation, join_hashes(hashes)))
+        kept = join_hashes(self._feed.hashes())  # it may send changes first
+        stored = self._feed.stored
+        self._channel.send(
+            BlocksReset(self._generation, kept)
+            if stored is None
+            else BlocksReset(self._generation, kept, stored.codes(), stored.names_key)
+        )
 
     def _send(self, changes: BlockChanges) -> None:
         assert self._generation is not None
         self._generation += 1
         kept = join_hashes(block.block_hash for block in changes.kept)
-        self._channel.send(BlocksChanged(self._generation, kept, join_hashes(changes.dropped)))
+        dropped = join_hashes(changes.dropped)
+        self._channel.send(
+            BlocksChanged(self._generation, kept, dropped, changes.stored, changes.unstored)
+        )
 
 
 def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:

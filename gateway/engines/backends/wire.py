@@ -261,6 +261,9 @@ class BlocksChanged(_Message, frozen=True, tag="blocks"):
     whole."""
     kept: bytes
     dropped: bytes
+    stored: bytes = b""
+    """Codes of blocks that came to lie on the engine's disk, `HASH_BYTES` each (`StoredNews`)."""
+    unstored: bytes = b""
 
 
 class BlocksReset(_Message, frozen=True, tag="blocks_reset"):
@@ -268,6 +271,10 @@ class BlocksReset(_Message, frozen=True, tag="blocks_reset"):
 
     generation: int
     kept: bytes
+    stored: bytes = b""
+    """Codes of all blocks on the engine's disk."""
+    names_key: bytes = b""
+    """Makes codes of hashes (`outrider.engine.cache.sealing`); empty without a disk."""
 
 
 class _PrefillDone(_Message, frozen=True, tag="prefill"):

@@ -27,10 +27,10 @@ _FEW: Final = 4
 
 def block_keys(hashes: Sequence[bytes]) -> Keys:
     """Return what the index knows of hashes, uint64 [n]."""
-    return _keys(b"".join(block_hash[:HASH_BYTES] for block_hash in hashes))
+    return joined_keys(b"".join(block_hash[:HASH_BYTES] for block_hash in hashes))
 
 
-def _keys(joined: bytes) -> Keys:
+def joined_keys(joined: bytes) -> Keys:
     """Read hashes as they come on the wire; a last one that is cut off is left out."""
     whole = len(joined) // HASH_BYTES * HASH_BYTES
     keys = np.frombuffer(joined[:whole], dtype="<u8").astype(np.uint64)
@@ -146,7 +146,7 @@ class BlockIndex:
             if news.generation != found.generation:
                 found.generation = news.generation
                 self._renew(lane, found)
-                self._add(found, _keys(news.kept))
+                self._add(found, joined_keys(news.kept))
             return True
         if found.generation is None:
             return True  # the reset was asked for, and is on its way
@@ -157,8 +157,8 @@ class BlockIndex:
             found.generation = None
             return False
         found.generation = news.generation
-        self._queue(_keys(news.dropped), found.code, is_kept=False)
-        self._add(found, _keys(news.kept))
+        self._queue(joined_keys(news.dropped), found.code, is_kept=False)
+        self._add(found, joined_keys(news.kept))
         return True
 
     def _add(self, lane: _Lane, keys: Keys) -> None:

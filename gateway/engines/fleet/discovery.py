@@ -104,7 +104,7 @@ class DiscoveredPool(EnginePool):
         lane = self._roster.replicas[address].load.index_lane
         await self.remove(address)
         if self._cache_aware is not None:
-            self._cache_aware.index.remove_lane(lane)
+            self._cache_aware.remove_lane(lane)
 
     async def _note_tiers(self) -> None:
         """Tell the placement which models' blocks there are, and how many an engine can have."""

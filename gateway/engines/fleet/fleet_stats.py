@@ -83,7 +83,7 @@ def _without_gauges(stats: EngineStats) -> EngineStats:
     return replace(
         stats,
         tiers=tiers,
-        store=replace(stats.store, num_extents=0, num_bytes=0),
+        store=replace(stats.store, num_extents=0, num_bytes=0, bytes_per_s=0.0),
         pins=[],
         peers=replace(stats.peers, bytes_per_s=0.0),
     )

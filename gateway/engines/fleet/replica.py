@@ -16,7 +16,7 @@ from outrider.gateway.engines.fleet.replica_placement import LoadBoard, ReplicaL
 from outrider.verifier.params import Tier
 
 _FORGETTING: Final = 1.02  # of the fastest pace, at each snapshot
-_FIRST_BYTES_PER_S: Final = 500e6  # until blocks have come from another engine
+_FIRST_BYTES_PER_S: Final = 500e6  # until blocks have come from another engine, or a disk
 
 
 class OtherModelsError(EngineError):
@@ -97,6 +97,7 @@ class EngineReplica:
         self._sample: _Sample | None = None
         self._prompt_token_s: float | None = None
         self._bytes_per_s = _FIRST_BYTES_PER_S
+        self._stored_bytes_per_s = _FIRST_BYTES_PER_S
 
     @property
     def is_up(self) -> bool:
@@ -225,6 +226,7 @@ class EngineReplica:
             num_queued_prompt_tokens=self._num_uncomputed,
             num_running=self._num_computed_requests + self._num_of_others,
             seconds_per_moved_token=self._slowest_moved_token_s(),
+            seconds_per_stored_token=self._slowest_stored_token_s(),
         )
         if self._board is not None:
             self._board.put(self.column, self._load)
@@ -233,11 +235,17 @@ class EngineReplica:
         tiers = () if self.info is None else self.info.tiers
         return max(map(self.moved_token_s, tiers), default=math.inf)
 
+    def _slowest_stored_token_s(self) -> float:
+        tiers = () if self.info is None else self.info.tiers.values()
+        most_bytes = max((own.kv_token_bytes for own in tiers), default=0.0)
+        return most_bytes / self._stored_bytes_per_s if most_bytes else math.inf
+
     def note_stats(self, stats: EngineStats) -> None:
         """Take in a snapshot: how fast it is, and how much it does for other gateways."""
         num_there = sum(tier.num_running + tier.num_waiting for tier in stats.tiers.values())
         self._num_of_others = max(num_there - self.num_in_flight, 0)
         self._bytes_per_s = stats.peers.bytes_per_s or self._bytes_per_s
+        self._stored_bytes_per_s = stats.store.bytes_per_s or self._stored_bytes_per_s
         before, self._sample = self._sample, _Sample.of(stats)
         if before is not None and self._sample.num_steps > before.num_steps:
             self._note_pace(before, self._sample)

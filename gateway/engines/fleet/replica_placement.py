@@ -33,6 +33,8 @@ class ReplicaLoad:
     """Between two tokens of an answer, with the others beside it."""
     seconds_per_moved_token: float = math.inf
     """Seconds that a token's keys and values take to come from another replica. inf: never do."""
+    seconds_per_stored_token: float = math.inf
+    """Seconds that a token's keys and values take to come from its disk."""
     index_lane: int = 0
     """Its number in the `BlockIndex`."""
 
@@ -43,8 +45,8 @@ class Loads:
 
     lanes: Ints
     figures: Floats
-    """[5, n]: queued prompt tokens, answers being written, and the seconds that a token of a
-    prompt, one of an answer, and one that comes from another replica take."""
+    """[6, n]: queued prompt tokens, answers being written, and the seconds that a token of a
+    prompt, one of an answer, one that comes from another replica, and one from a disk take."""
 
     @classmethod
     def of(cls, loads: Iterable[ReplicaLoad]) -> "Loads":
@@ -60,7 +62,7 @@ class Loads:
 
         An answer that is being written takes its turn beside each chunk of the prompt.
         """
-        num_queued, num_running, prompt_token_s, output_token_s, _ = self.figures
+        num_queued, num_running, prompt_token_s, output_token_s = self.figures[:4]
         seconds: Floats = (num_queued + num_prompt_tokens) * prompt_token_s
         seconds += num_running * output_token_s
         return seconds
@@ -71,13 +73,19 @@ class Loads:
         moved: Floats = self.figures[4]
         return moved
 
+    @property
+    def stored_token_s(self) -> Floats:
+        """Return the seconds that a token from the candidate's own disk takes, [n]."""
+        stored: Floats = self.figures[5]
+        return stored
+
 
 class LoadBoard:
     """The loads of a fleet's replicas as columns, so that all are weighed at once."""
 
     def __init__(self) -> None:
         self._lanes = np.zeros(_FIRST_ROWS, dtype=np.int64)
-        self._figures = np.zeros((5, _FIRST_ROWS))
+        self._figures = np.zeros((6, _FIRST_ROWS))
         self._free = list(range(_FIRST_ROWS - 1, -1, -1))
 
     def add(self, load: ReplicaLoad) -> int:
@@ -100,6 +108,7 @@ class LoadBoard:
             load.seconds_per_prompt_token,
             load.seconds_per_output_token,
             load.seconds_per_moved_token,
+            load.seconds_per_stored_token,
         )
 
     def remove(self, number: int) -> None:

@@ -144,8 +144,9 @@ async def test_an_index_out_of_step_asks_anew_and_is_right_again() -> None:
     engine = replicas.Replica(STEP_MS)
     engine.engine.blocks = BlockFeed([BlockNews(blocks)])
     index = LossyIndex(max_blocks=1000, max_lanes=2)
-    replica = _make_replica(index, None, None, ReconnectPolicy(), engine.endpoint)
-    pool = EnginePool([replica], CacheAware(index))
+    placement = CacheAware(index)
+    replica = _make_replica(placement, None, None, ReconnectPolicy(), engine.endpoint)
+    pool = EnginePool([replica], placement)
     try:
         engine.start()
         async with started(pool):

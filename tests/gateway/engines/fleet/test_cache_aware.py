@@ -5,13 +5,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from outrider.engine.cache.block_pool import prefix_hashes, prefix_root
+from outrider.engine.cache.block_pool import PRIVATE_SALT, prefix_hashes, prefix_root
+from outrider.engine.cache.sealing import code_of
 from outrider.engine.events import TierInfo
 from outrider.engine.request import AdapterRef, EngineRequest
-from outrider.gateway.engines.backends.wire import BlocksReset, join_hashes
-from outrider.gateway.engines.fleet.block_index import BlockIndex
+from outrider.gateway.engines.backends.wire import BlocksChanged, BlocksReset, join_hashes
+from outrider.gateway.engines.fleet.block_index import BlockIndex, block_keys
 from outrider.gateway.engines.fleet.cache_aware import CacheAware
 from outrider.gateway.engines.fleet.replica_placement import Loads, ReplicaLoad
+from outrider.gateway.engines.fleet.stored_index import StoredIndex
 from outrider.verifier.params import SamplingParams
 
 BLOCK = 16
@@ -36,8 +38,9 @@ class Fleet:
     def __init__(self, num_replicas: int, info: TierInfo = LARGE) -> None:
         self.now_s = 0.0
         self.index = BlockIndex(max_blocks=100_000, max_lanes=num_replicas)
+        stored = StoredIndex(max_blocks=100_000, max_lanes=num_replicas)
         self.placement = CacheAware(
-            self.index, tiers={"large": info}, seed=1, clock=lambda: self.now_s
+            self.index, stored, tiers={"large": info}, seed=1, clock=lambda: self.now_s
         )
         self.lanes = [self.index.add_lane() for _ in range(num_replicas)]
 
@@ -45,6 +48,15 @@ class Fleet:
         root = prefix_root("n", "torch.float32", salt)
         hashes = list(prefix_hashes(root, tokens, BLOCK))[every - 1 :: every]
         self.index.note(lane, BlocksReset(1, join_hashes(hashes)))
+
+    def stores(
+        self, lane: int, tokens: Sequence[int], *, key: bytes = b"k", every: int = 1
+    ) -> None:
+        """A replica that was started anew has a text on its disk, and nothing in its cache."""
+        root = prefix_root("n", "torch.float32", "")
+        hashes = list(prefix_hashes(root, tokens, BLOCK))[every - 1 :: every]
+        codes = "".join(code_of(key, each) for each in hashes).encode()
+        assert self.placement.note_news(lane, BlocksReset(1, b"", codes, key))
 
     def choose(self, request: EngineRequest, **loads: ReplicaLoad) -> int:
         candidates = Loads.of(
@@ -168,4 +180,91 @@ def test_the_text_is_hashed_as_the_engine_hashes_it() -> None:
     view.reserve(100)
     view.advance(100, tokens)
     published = {int.from_bytes(each[:8], "little") for each, _ in pool.published()}
-    assert set(fleet.placement.keys(ask(tokens, salt="salt")).tolist()) == published
+    assert set(block_keys(fleet.placement.hashes(ask(tokens, salt="salt"))).tolist()) == published
+
+
+# ---- what lies on disks ------------------------------------------------------------------------
+
+
+def disk(lane: int, token_s: float = 1e-5, **load: float) -> ReplicaLoad:
+    """A replica that computes a token in 1 ms and reads one in a hundredth of that."""
+    figures = {"seconds_per_prompt_token": 1e-3, "seconds_per_stored_token": token_s}
+    return ReplicaLoad(replica_id=str(lane), index_lane=lane, **{**figures, **load})  # type: ignore[arg-type]
+
+
+def test_a_conversation_goes_to_the_disk_that_has_it() -> None:
+    fleet, turn = Fleet(3), text(0, 1600)
+    fleet.stores(1, turn)
+    loads = {f"r{lane}": disk(lane) for lane in range(3)}
+    assert fleet.choose(ask(turn + text(1, 50)), **loads) == 1
+    assert 1600 * 15 // 16 <= fleet.placement.expected_hit("a") <= 1600
+    assert fleet.placement.source("a") is None
+    fleet.choose(ask(text(2, 800), "b"), **loads)
+    assert fleet.placement.expected_hit("b") == 0
+
+
+def test_what_is_soonest_counts_a_cache_a_disk_or_another_replica() -> None:
+    def placed(**changes: float) -> tuple[int, int]:
+        fleet, turn = Fleet(3), text(0, 1600)
+        fleet.stores(1, turn)
+        fleet.keeps(0, turn)
+        loads = {
+            "r0": disk(0, num_queued_prompt_tokens=400),
+            "r1": disk(1, changes.get("disk_s", 1e-5)),
+            "r2": disk(2, seconds_per_moved_token=changes.get("moved_s", float("inf"))),
+        }
+        return fleet.choose(ask(turn), **loads), fleet.placement.expected_hit("a")
+
+    assert placed() == (1, 1599)
+    assert placed(disk_s=5e-4) == (0, 1599), "a slow disk takes longer than the queue at the cache"
+    assert placed(moved_s=1e-6) == (2, 1599), "a fast line"
+
+
+def test_a_disk_that_gives_nothing_loses_its_credit_and_the_cache_keeps_its_own() -> None:
+    fleet, turn = Fleet(2), text(0, 1600)
+    fleet.stores(0, turn)
+    loads = {"r0": disk(0, num_queued_prompt_tokens=100), "r1": disk(1)}
+    chosen = []
+    for number in range(12):
+        chosen.append(fleet.choose(ask(turn, f"{number}"), **loads))
+        fleet.placement.note_prefill(f"{number}", 0)
+    assert (chosen[0], chosen[-1]) == (0, 1)
+    hashes = fleet.placement.hashes(ask(turn))
+    fleet.placement.note_news(0, BlocksChanged(2, join_hashes(hashes), b""))
+    assert fleet.choose(ask(turn), **loads) == 0
+    assert fleet.placement.expected_hit("a") == 1599
+
+
+def test_private_texts_and_what_has_gone_from_a_disk_are_not_looked_for() -> None:
+    fleet, turn = Fleet(2), text(0, 1600)
+    fleet.stores(1, turn)
+    loads = {f"r{lane}": disk(lane) for lane in range(2)}
+    fleet.choose(ask(turn, "private", salt=f"{PRIVATE_SALT}t"), **loads)
+    assert fleet.placement.expected_hit("private") == 0
+    codes = "".join(code_of(b"k", each) for each in fleet.placement.hashes(ask(turn))).encode()
+    assert fleet.placement.note_news(1, BlocksChanged(2, b"", b"", b"", codes))
+    fleet.choose(ask(turn, "gone"), **loads)
+    assert fleet.placement.expected_hit("gone") == 0
+    fleet.placement.note_end("gone")
+    fleet.stores(0, turn)
+    assert fleet.choose(ask(turn, "there"), **loads) == 0
+    fleet.placement.note_end("there")
+    fleet.placement.clear_lane(0)
+    fleet.choose(ask(turn, "lost"), **loads)
+    assert fleet.placement.expected_hit("lost") == 0
+
+
+def test_replicas_with_keys_of_their_own_are_all_known_and_checkpoints_are_found() -> None:
+    info = TierInfo(
+        **{name: getattr(LARGE, name) for name in LARGE.__slots__} | {"checkpoint_tokens": 64}
+    )
+    fleet, turn = Fleet(3, info), text(0, 6400)
+    fleet.stores(1, turn[:640], key=b"own", every=4)
+    fleet.stores(2, turn[:4800], every=300)  # one state
+    loads = {f"r{lane}": disk(lane) for lane in range(3)}
+    assert fleet.choose(ask(turn), **loads) == 2
+    assert fleet.placement.expected_hit("a") == 4800
+    fleet.placement.note_end("a")
+    loads["r2"] = disk(2, num_queued_prompt_tokens=9000)
+    assert fleet.choose(ask(turn), **loads) == 1
+    assert fleet.placement.expected_hit("a") == 640

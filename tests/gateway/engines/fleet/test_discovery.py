@@ -44,10 +44,11 @@ async def test_replicas_are_those_that_a_name_has_now() -> None:
     first, second = (Replica(STEP_MS).start() for _ in range(2))
     names = Names(first.endpoint)
     index = BlockIndex(max_lanes=4)
+    placement = CacheAware(index)
     pool = DiscoveredPool(
         [NAME],
-        partial(_make_replica, index, None, None, ReconnectPolicy()),
-        CacheAware(index),
+        partial(_make_replica, placement, None, None, ReconnectPolicy()),
+        placement,
         resolve=names.resolve,
         interval_s=3600,
     )
