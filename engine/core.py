@@ -204,7 +204,7 @@ class Engine:
             raise
         self._sequences[request.request_id] = sequence
         if is_prepared:
-            self._endings.end_if_resumed_whole(sequence)
+            self._endings.end_if_done(sequence)
 
     def prepare_adapter(self, ref: AdapterRef, on_prepared: OnPrepared) -> None:
         """Read and check an adapter, which is resident then; `on_prepared` is called in a step."""
@@ -342,7 +342,7 @@ class Engine:
         for sequence, error in self._preparation.take_ready():
             if error is None:
                 self.scheduler.add(sequence)
-                self._endings.end_if_resumed_whole(sequence)
+                self._endings.end_if_done(sequence)
                 continue
             sequence.status = SequenceStatus.FINISHED
             self._endings.forget(sequence, code=error.code, message=str(error))

@@ -159,6 +159,8 @@ class BlockSource:
     """How much of the text it has, or will have."""
     wait_s: float
     """So long it is worth waiting for, where the engine cannot tell what computing would take."""
+    is_only: bool = False
+    """Nothing is computed: the request ends when the blocks have come, or do not come."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a wait that is none."""

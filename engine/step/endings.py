@@ -40,9 +40,15 @@ class Endings:
         self._pins = pins
         self._counts = counts
 
-    def end_if_resumed_whole(self, sequence: Sequence) -> None:
-        """End a sequence that has just been queued, if all of its answer was there before."""
-        if sequence.num_resumed_tokens:
+    def end_if_done(self, sequence: Sequence) -> None:
+        """End a sequence that has just been queued, and of which nothing is to be computed.
+
+        All of its answer was there before, or it was to bring another engine's blocks only.
+        """
+        source = sequence.request.source
+        if source is not None and source.is_only:
+            self.finish(sequence, "length")
+        elif sequence.num_resumed_tokens:
             most, stops = sequence.request.sampling.max_tokens, sequence.stop_token_ids
             _, reason = cut_at_end(sequence.output_token_ids, stops, most)
             if reason is not None:

@@ -17,7 +17,8 @@ from outrider.gateway.engines.fleet.replica import EngineReplica
 from outrider.gateway.engines.fleet.replica_placement import LoadBoard, Placement, ReplicaLoad
 from outrider.verifier.params import SamplingParams
 
-_LEAST_TOKENS: Final = 64  # fewer are computed in a step
+LEAST_TOKENS: Final = 64
+"""Fewer are computed in a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,7 @@ class BlockSources:
         ]
         num_tokens = _num_tokens(request)
         here = Work(load=target.load, num_tokens=num_tokens - self._hit(request))
-        if not able or here.num_tokens < _LEAST_TOKENS:
+        if not able or here.num_tokens < LEAST_TOKENS:
             return None
         prompt = prompt_of(request)
         columns = np.array([each.column for each in able], dtype=np.int64)

@@ -24,6 +24,7 @@ from outrider.gateway.engines.fleet.candidates import Wanted
 from outrider.gateway.engines.fleet.demand import Demand, Needs
 from outrider.gateway.engines.fleet.fleet_stats import joined_info
 from outrider.gateway.engines.fleet.flight import Flight
+from outrider.gateway.engines.fleet.handovers import Handovers
 from outrider.gateway.engines.fleet.losses import Losses
 from outrider.gateway.engines.fleet.replica import EngineReplica, needed_tiers
 from outrider.gateway.engines.fleet.replica_attempt import ReplicaAttempt
@@ -73,10 +74,12 @@ class EnginePool:
         self._roster = Roster(
             drain_timeout_s=drain_timeout_s,
             move_off=self.move_off,
+            hand_over=lambda replica: self.handovers.hand_over(replica),
             on_arrival=self.demand.note_change,
         )
         self.audits = AnswerAudits(audits or AuditPolicy(), self._roster)
         self._sources = BlockSources(self._roster.replicas, self._roster.board, self._placement)
+        self.handovers = Handovers(self._roster.replicas, self)
         self._flights: dict[str, Flight] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._losses = Losses()
@@ -164,6 +167,7 @@ class EnginePool:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
         self.demand.note_change()
+        await self.handovers.close()
         await self._roster.close()
         await self.audits.close()
 
@@ -381,8 +385,9 @@ class EnginePool:
         self._losses.note_served(request)
 
     def note_answer(self, attempt: ReplicaAttempt, token_ids: list[int]) -> None:
-        """Have an answer audited, maybe."""
+        """Have an answer audited, maybe, and its conversation remembered."""
         self.audits.keep(attempt, token_ids)
+        self.handovers.keep(attempt, token_ids)
 
     def note_failover(self, reason: str) -> None:
         """Count a request that goes on at another replica."""

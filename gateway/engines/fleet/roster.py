@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,9 +56,13 @@ class Roster:
         *,
         drain_timeout_s: float,
         move_off: Callable[[str], Awaitable[object]],
+        hand_over: Callable[[EngineReplica], Awaitable[object]],
         on_arrival: Callable[[], None],
     ) -> None:
-        """`move_off` has a replica's requests go on at others; `on_arrival`: one was taken in."""
+        """`move_off` has a replica's requests go on at others, `hand_over` its conversations.
+
+        `on_arrival`: one was taken in.
+        """
         self.replicas: dict[str, EngineReplica] = {}
         self.board = LoadBoard()
         self.candidates = Candidates(self.replicas)
@@ -66,6 +71,7 @@ class Roster:
         self.seen: EngineInfo | None = None
         self._drain_timeout_s = drain_timeout_s
         self._move_off = move_off
+        self._hand_over = hand_over
         self._on_arrival = on_arrival
         self._leaving: dict[EngineReplica, asyncio.Task[None]] = {}
         self._held_groups: set[str] = set()
@@ -204,6 +210,9 @@ class Roster:
                 if loop.time() >= until_s + _LAST_WORD_S:
                     break
             await asyncio.sleep(_POLL_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(until_s - loop.time(), _LAST_WORD_S)):
+                await self._hand_over(replica)
         if replica.is_up:
             await self._read_stats_of(replica)  # what it has done still counts
         await _close(replica)

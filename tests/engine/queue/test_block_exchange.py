@@ -58,6 +58,13 @@ def request_of(**options: Any) -> EngineRequest:
     return from_source([request], "tcp://peer:1")[0]
 
 
+def fail_with(error: Exception) -> Answering:
+    def answer(_: BlocksWanted) -> list[Extent]:
+        raise error
+
+    return answer
+
+
 def source_of(**options: Any) -> Engine:
     """An engine that has the prompt's blocks."""
     engine = make_engine(tiny_pair(), **options)
@@ -109,6 +116,37 @@ def test_only_what_is_missing_is_asked_for() -> None:
     slow_down(engine)
     check_served(engine, NUM_CACHED)
     assert [(each.first, len(each.hashes)) for _, each in peers.asked] == [(12, 4), (16, 4)]
+
+
+def only(request: EngineRequest) -> EngineRequest:
+    """The request of nobody: its blocks are to come, and nothing is computed."""
+    assert request.source is not None
+    source = replace(request.source, is_only=True)
+    sampling = replace(request.sampling, max_tokens=0)
+    return replace(request, request_id="only", source=source, sampling=sampling)
+
+
+def test_blocks_that_come_for_nobody_are_there_for_the_next_turn_and_nothing_is_computed() -> None:
+    peers = ScriptedPeers(exported(source_of()))
+    engine = target_of(peers)
+    for _ in range(2):  # the second time nothing is missing
+        answers = serve(engine, [only(request_of())])
+        assert answers["only"].finish_reason == "length"
+        assert_idle(engine)
+    assert len(peers.asked) == 2
+    stats = engine.stats()
+    assert stats.peers.num_pulled_tokens == NUM_CACHED
+    assert (stats.num_steps, stats.tiers["large"].num_computed_tokens) == (0, 0)
+    check_served(engine, NUM_CACHED)
+    assert len(peers.asked) == 2
+
+
+def test_nothing_is_computed_where_nothing_comes_for_nobody() -> None:
+    for answer in (lambda _: [], fail_with(PeerError("gone"))):
+        engine = target_of(ScriptedPeers(answer))
+        assert serve(engine, [only(request_of())])["only"].finish_reason == "length"
+        assert engine.stats().num_steps == 0
+        assert_idle(engine)
 
 
 def test_nothing_is_asked_of_nobody_or_for_a_private_request() -> None:
