@@ -19,6 +19,7 @@ way was taken. The seconds of the start are processor time, of names and sizes f
     python -m benchmarks.sessions.bench_moved_blocks
 """
 
+import math
 import tempfile
 import time
 from collections.abc import Iterator
@@ -49,7 +50,9 @@ class Options(benchmark.Options):
     """Flags of the command line."""
 
     conversations: int = option(500)
+    questions: int = option(12, "that a prompt is made of, of some 26 tokens each")
     max_new: int = option(24, "tokens of an answer, at most")
+    minutes: float = option(math.inf, "after which no more conversations are asked")
     kills: int = option(1000)
     extents: int = option(100_000, "files of the folder that is opened")
     parts: tuple[str, ...] = option(_PARTS, choices=_PARTS)
@@ -61,7 +64,13 @@ class Options(benchmark.Options):
 
 def conversations(options: Options) -> dict[str, Any]:
     """Return by way how many answers there were, and how many were not the right ones."""
-    return compare_ways(options.conversations, max_tokens=options.max_new, seed=options.seed)
+    return compare_ways(
+        options.conversations,
+        num_questions=options.questions,
+        max_tokens=options.max_new,
+        seed=options.seed,
+        most_s=options.minutes * 60,
+    )
 
 
 def kills(options: Options) -> dict[str, int]:
@@ -115,7 +124,7 @@ def tables(options: Options, results: Results) -> Iterator[Table]:
     """A table a part."""
     if "conversations" in results:
         yield Table(
-            title=f"{options.conversations} conversations",
+            title="conversations",
             columns=(
                 ("answers", count("answers")),
                 ("different", count("different")),

@@ -1,6 +1,8 @@
 """Conversations that return in five ways, and how many of their answers are not the right ones."""
 
+import math
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,8 +34,6 @@ from outrider.verifier.params import SamplingParams, Tier
 WAYS: Final = ("cold", "warm", "disk", "restart", "peer")
 _AT_ONCE: Final = 20
 """Conversations that are answered side by side, and share an engine."""
-_QUESTIONS: Final = 12
-"""Of which a prompt is made."""
 _MOST_TOKENS: Final = 1024
 _NUM_BLOCKS: Final = _AT_ONCE * _MOST_TOKENS // 16
 _FEW_BLOCKS: Final = 2 * _MOST_TOKENS // 16
@@ -155,14 +155,16 @@ def _listening(engine: Engine) -> Iterator[str]:
             thread.join()
 
 
-def _requests(num_conversations: int, *, max_tokens: int, seed: int) -> list[EngineRequest]:
+def _requests(
+    num_conversations: int, *, num_questions: int, max_tokens: int, seed: int
+) -> list[EngineRequest]:
     """Return the conversations, each of which finds only its own blocks."""
     prompts = load_prompts(
         "tasks",
         load_tokenizer(bundled_pair() / "large"),
-        num_prompts=num_conversations * _QUESTIONS,
+        num_prompts=num_conversations * num_questions,
         seed=seed,
-        max_tokens=_MOST_TOKENS // _QUESTIONS - 16,
+        max_tokens=(_MOST_TOKENS - max_tokens) // num_questions,
     )
     return [
         EngineRequest(
@@ -211,15 +213,32 @@ def _from(request: EngineRequest, endpoint: str) -> EngineRequest:
     return replace(request, source=source)
 
 
-def compare_ways(num_conversations: int, *, max_tokens: int, seed: int) -> dict[str, Any]:
-    """Return by way how many answers there were, and how many were not the right ones."""
+def compare_ways(
+    num_conversations: int,
+    *,
+    num_questions: int,
+    max_tokens: int,
+    seed: int,
+    most_s: float = math.inf,
+) -> dict[str, Any]:
+    """Return by way how many answers there were, and how many were not the right ones.
+
+    `num_questions`: that a prompt is made of. `most_s`: no more are asked after so many seconds.
+    """
+    until_s = time.monotonic() + most_s
     models = _Models()
     modes = {"with guesses": True, "without": False}
     tallies = {f"{way}, {mode}": _Tally() for way in WAYS for mode in modes}
-    requests = _requests(num_conversations, max_tokens=max_tokens, seed=seed)
+    requests = _requests(
+        num_conversations, num_questions=num_questions, max_tokens=max_tokens, seed=seed
+    )
+    asked_tokens = 0
     with progress_bar("conversations", num_conversations) as advance:
         for first in range(0, num_conversations, _AT_ONCE):
+            if time.monotonic() > until_s:
+                break
             some = requests[first : first + _AT_ONCE]
+            asked_tokens += sum(len(each.prompt_token_ids) for each in some)
             right = _serve(models.engine(num_blocks=_NUM_BLOCKS, drafts=False), some)
             for mode, guesses in modes.items():
                 speculation = SpeculationParams(enabled=guesses)
@@ -231,7 +250,7 @@ def compare_ways(num_conversations: int, *, max_tokens: int, seed: int) -> dict[
                 advance(each.request_id)
     return {
         "ways": {name: vars(tally) for name, tally in tallies.items()},
-        "prompt_tokens": sum(len(each.prompt_token_ids) for each in requests),
+        "prompt_tokens": asked_tokens,
         "products": product_support().detail.split(" in ")[0],
         "numerics": {tier: model.numerics for tier, model in models.models.items()},
     }
