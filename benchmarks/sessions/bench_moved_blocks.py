@@ -52,7 +52,7 @@ class Options(benchmark.Options):
     conversations: int = option(500)
     questions: int = option(12, "that a prompt is made of, of some 26 tokens each")
     max_new: int = option(24, "tokens of an answer, at most")
-    minutes: float = option(math.inf, "after which no more conversations are asked")
+    minutes: float | None = option(None, "after which no more conversations are asked")
     kills: int = option(1000)
     extents: int = option(100_000, "files of the folder that is opened")
     parts: tuple[str, ...] = option(_PARTS, choices=_PARTS)
@@ -69,7 +69,7 @@ def conversations(options: Options) -> dict[str, Any]:
         num_questions=options.questions,
         max_tokens=options.max_new,
         seed=options.seed,
-        most_s=options.minutes * 60,
+        most_s=math.inf if options.minutes is None else options.minutes * 60,
     )
 
 
