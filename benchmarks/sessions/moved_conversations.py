@@ -32,11 +32,13 @@ from outrider.kernels.cpu.product_library import product_support
 from outrider.verifier.params import SamplingParams, Tier
 
 WAYS: Final = ("cold", "warm", "disk", "restart", "peer")
-_AT_ONCE: Final = 20
+_AT_ONCE: Final = 50
 """Conversations that are answered side by side, and share an engine."""
+_GROUP: Final = 5
+"""Of those, in an engine with little memory."""
 _MOST_TOKENS: Final = 1024
 _NUM_BLOCKS: Final = _AT_ONCE * _MOST_TOKENS // 16
-_FEW_BLOCKS: Final = 2 * _MOST_TOKENS // 16
+_FEW_BLOCKS: Final = _GROUP * _MOST_TOKENS // 16
 _WAIT_S: Final = 300.0
 _KEY: Final = bytes(32)
 
@@ -119,11 +121,14 @@ def _serve(engine: Engine, requests: Sequence[EngineRequest]) -> dict[str, _Answ
     return answers
 
 
-def _one_by_one(engine: Engine, requests: Sequence[EngineRequest]) -> dict[str, _Answer]:
-    """Return the answers, of requests that come one after another."""
+def _in_groups(
+    engine: Engine, requests: Sequence[EngineRequest], store: ExtentStore
+) -> dict[str, _Answer]:
+    """Return the answers of few requests at a time; the next ones have their blocks."""
     answers: dict[str, _Answer] = {}
-    for each in requests:
-        answers |= _serve(engine, [each])
+    for first in range(0, len(requests), _GROUP):
+        answers |= _serve(engine, requests[first : first + _GROUP])
+        _settle(engine, store)
     return answers
 
 
@@ -201,10 +206,8 @@ def _ways(
         yield "restart", _serve(engine, requests), engine.stats().store.num_restored_tokens
     with _store(place / "small") as store:
         engine = models.engine(num_blocks=_FEW_BLOCKS, store=store)
-        for each in requests:  # the next one has its blocks
-            _serve(engine, [each])
-            _settle(engine, store)
-        yield "disk", _one_by_one(engine, requests), engine.stats().store.num_restored_tokens
+        _in_groups(engine, requests, store)
+        yield "disk", _in_groups(engine, requests, store), engine.stats().store.num_restored_tokens
 
 
 def _from(request: EngineRequest, endpoint: str) -> EngineRequest:
