@@ -145,7 +145,7 @@ JOBS = (
     Job(
         script="bench_moved_blocks",
         arguments=("--conversations", "40", "--kills", "100"),
-        quick=("--conversations", "4", "--kills", "8", "--extents", "1000"),
+        quick=("--conversations", "40", "--questions", "6", "--max-new", "4", "--kills", "8"),
     ),
     Job(
         script="bench_host_overhead",
