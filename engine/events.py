@@ -29,6 +29,8 @@ class PrefillDone:
     queue_s: float
     num_restored_tokens: int = 0
     """Those of the cached tokens that were read from a disk."""
+    num_pulled_tokens: int = 0
+    """Those of the cached tokens that came from another engine for it."""
     hidden_state: tuple[float, ...] | None = None
     """The last prompt token's, after the final norm, [hidden_size] floats; given when the request
     asked for it."""

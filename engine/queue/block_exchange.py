@@ -264,7 +264,9 @@ class BlockExchange:
     def _note_end(self, pull: _Pull, *, is_late: bool) -> None:
         sequence = pull.sequence
         num_now = sequence.view.count_cached_tokens(sequence.cacheable_token_ids)
-        self._count(num_pulled_tokens=max(num_now - pull.num_held, 0), num_late=int(is_late))
+        num_pulled = max(num_now - pull.num_held, 0)
+        sequence.num_pulled_tokens += num_pulled
+        self._count(num_pulled_tokens=num_pulled, num_late=int(is_late))
         if pull.begun_s is not None and pull.num_bytes:
             # A source that computes sends no faster than that: the best of late is the line's.
             rate = pull.num_bytes / max(self._clock() - pull.begun_s, 1e-3)

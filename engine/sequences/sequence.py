@@ -83,6 +83,8 @@ class Sequence:
     """Those in the prefix cache when it first started on its tier."""
     num_restored_tokens: int = 0
     """Those of its tier's that were read from a disk for it."""
+    num_pulled_tokens: int = 0
+    """Those of its tier's that came from another engine for it."""
     num_resumed_tokens: int = 0
     """Tokens of the answer that came from another engine."""
     num_drafted_tokens: int = 0

@@ -221,6 +221,7 @@ def prefill_done(
         num_cached_tokens=sequence.num_cached_tokens or 0,
         queue_s=sequence.queue_s or 0.0,
         num_restored_tokens=min(sequence.num_restored_tokens, sequence.num_cached_tokens or 0),
+        num_pulled_tokens=min(sequence.num_pulled_tokens, sequence.num_cached_tokens or 0),
         hidden_state=tuple(hidden.float().tolist()) if is_wanted else None,
         numerics=_numerics(sequence, runners),
         prompt_logprobs=tuple(sequence.prompt_logprobs),

@@ -73,6 +73,7 @@ class Script:
     prefill_s: float = 0.0
     num_cached_tokens: int = 0
     num_restored_tokens: int = 0
+    num_pulled_tokens: int = 0
     top_ids: tuple[int, ...] = ()
     hidden_state: tuple[float, ...] | None = None
     escalated: "Script | None" = None
@@ -227,6 +228,7 @@ class ScriptedClient:
             num_prompt_tokens=num_prompt,
             num_cached_tokens=script.num_cached_tokens,
             num_restored_tokens=script.num_restored_tokens,
+            num_pulled_tokens=script.num_pulled_tokens,
             queue_s=0.25,
             hidden_state=script.hidden_state if request.return_hidden_state else None,
             numerics=f"scripted-{tier}",

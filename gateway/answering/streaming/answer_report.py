@@ -26,6 +26,7 @@ def outrider_report(
     is_degraded = generation.is_degraded
     num_cached = min(used.num_cached_tokens, job.num_prompt_tokens)
     num_restored = min(used.num_restored_tokens, num_cached)
+    num_pulled = min(used.num_pulled_tokens, num_cached - num_restored)
     report = OutriderReport(
         tier=generation.tier,
         reason=origin.explain(generation.reason),
@@ -40,7 +41,9 @@ def outrider_report(
         accepted_tokens=used.num_accepted_tokens,
         unratified_tokens=used.num_unratified_tokens,
         mean_emitted_tokens=mean,
-        cached_tokens_by_level=CachedTokens(device=num_cached - num_restored, disk=num_restored),
+        cached_tokens_by_level=CachedTokens(
+            device=num_cached - num_restored - num_pulled, disk=num_restored, peer=num_pulled
+        ),
         ttft_s=rounded(generation.ttft_s()),
         queue_s=rounded(used.queue_s),
         seed=job.seed,

@@ -171,6 +171,7 @@ class ChoiceStream:
         usage.queue_s = event.queue_s if usage.queue_s is None else usage.queue_s
         usage.num_cached_tokens = event.num_cached_tokens
         usage.num_restored_tokens = event.num_restored_tokens
+        usage.num_pulled_tokens = event.num_pulled_tokens
         if self._job.on_prefill is not None:
             self._job.on_prefill(event.queue_s)
         self.choice.numerics = event.numerics

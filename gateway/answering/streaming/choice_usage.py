@@ -14,6 +14,8 @@ class ChoiceUsage(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0
     num_restored_tokens: int = 0
     """Those of the cached ones that were read from a disk."""
+    num_pulled_tokens: int = 0
+    """Those of the cached ones that came from another engine."""
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_unratified_tokens: int = 0

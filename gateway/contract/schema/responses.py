@@ -37,6 +37,7 @@ class CachedTokens(CompleteModel):
 
     device: Annotated[int, says("In the memory of the model's device.")]
     disk: Annotated[int, says("In the folder of keys and values (engine.kv_folder).")]
+    peer: Annotated[int, says("In another engine, which sent them for this request.")]
 
 
 class OutriderReport(ResponseModel):

@@ -87,9 +87,12 @@ def check_served(
 ) -> PeerStats:
     """The answer is the plain one, behind so many tokens that were not computed."""
     request = request or request_of()
+    pulled_before = engine.stats().peers.num_pulled_tokens
     answers = serve(engine, [request], max_steps=10**6)
     assert texts(answers) == texts(plain(request))
     assert answers["r"].stats.num_cached_tokens == num_cached
+    (prefill,) = answers["r"].prefills
+    assert prefill.num_pulled_tokens == engine.stats().peers.num_pulled_tokens - pulled_before
     assert_idle(engine)
     return engine.stats().peers
 

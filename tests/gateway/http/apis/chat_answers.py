@@ -20,7 +20,7 @@ REPORT = {
     "unratified_tokens": 0,
     "mean_emitted_tokens": 1.0,
     "ttft_s": 0.1,
-    "cached_tokens_by_level": {"device": 0, "disk": 0},
+    "cached_tokens_by_level": {"device": 0, "disk": 0, "peer": 0},
     "queue_s": 0.0,
     "seed": None,
     "hand_off": None,

@@ -21,7 +21,13 @@ def drain(stream: Iterable[Any], into: list[Any]) -> None:
 
 
 def test_whole_answer(server: Server, client: openai.OpenAI) -> None:
-    server.says("Hello there, how are you?", group=3, num_cached_tokens=4, num_restored_tokens=1)
+    server.says(
+        "Hello there, how are you?",
+        group=3,
+        num_cached_tokens=4,
+        num_restored_tokens=1,
+        num_pulled_tokens=2,
+    )
     answer = client.chat.completions.create(model="auto", messages=HELLO)
     (choice,) = answer.choices
     assert choice.message.content == "Hello there, how are you?"
@@ -32,7 +38,7 @@ def test_whole_answer(server: Server, client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == num_tokens
     assert answer.usage.prompt_tokens_details.cached_tokens == 4
     outrider = answer.outrider
-    assert outrider["cached_tokens_by_level"] == {"device": 3, "disk": 1}
+    assert outrider["cached_tokens_by_level"] == {"device": 1, "disk": 1, "peer": 2}
     assert outrider["tier"] == "small"
     assert outrider["reason"] == "router: short (5 <= 20)"
     assert outrider["accepted_tokens"] < outrider["drafted_tokens"]
