@@ -32,8 +32,8 @@ from outrider.kernels.cpu.product_library import product_support
 from outrider.verifier.params import SamplingParams, Tier
 
 WAYS: Final = ("cold", "warm", "disk", "restart", "peer")
-_AT_ONCE: Final = 50
-"""Conversations that are answered side by side, and share an engine."""
+_AT_ONCE: Final = 25
+"""Conversations that are answered side by side; of more than 32 an engine pulls no blocks."""
 _GROUP: Final = 5
 """Of those, in an engine with little memory."""
 _MOST_TOKENS: Final = 1024
@@ -227,7 +227,10 @@ def compare_ways(
     """Return by way how many answers there were, and how many were not the right ones.
 
     `num_questions`: that a prompt is made of. `most_s`: no more are asked after so many seconds.
+    Raises SystemExit without the compiled products: with torch's a row's bits depend on others.
     """
+    if product_support().library is None:
+        raise SystemExit(f"nothing can be compared: {product_support().detail}")
     until_s = time.monotonic() + most_s
     models = _Models()
     modes = {"with guesses": True, "without": False}
