@@ -38,7 +38,6 @@ _GROUP: Final = 5
 """Of those, in an engine with little memory."""
 _MOST_TOKENS: Final = 1024
 _NUM_BLOCKS: Final = _AT_ONCE * _MOST_TOKENS // 16
-_FEW_BLOCKS: Final = _GROUP * _MOST_TOKENS // 16
 _WAIT_S: Final = 300.0
 _KEY: Final = bytes(32)
 
@@ -119,6 +118,12 @@ def _serve(engine: Engine, requests: Sequence[EngineRequest]) -> dict[str, _Answ
             elif isinstance(event, Failed):
                 raise RuntimeError(event.message)
     return answers
+
+
+def _few_blocks(requests: Sequence[EngineRequest]) -> int:
+    """Return twice the blocks that a group needs: the other groups' have to leave."""
+    lengths = sorted(len(each.prompt_token_ids) + each.sampling.max_tokens for each in requests)
+    return 2 * sum(length // 16 + 1 for length in lengths[-_GROUP:])
 
 
 def _in_groups(
@@ -205,7 +210,7 @@ def _ways(
         engine = models.engine(num_blocks=_NUM_BLOCKS, store=store)
         yield "restart", _serve(engine, requests), engine.stats().store.num_restored_tokens
     with _store(place / "small") as store:
-        engine = models.engine(num_blocks=_FEW_BLOCKS, store=store)
+        engine = models.engine(num_blocks=_few_blocks(requests), store=store)
         _in_groups(engine, requests, store)
         yield "disk", _in_groups(engine, requests, store), engine.stats().store.num_restored_tokens
 
