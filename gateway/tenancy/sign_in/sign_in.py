@@ -84,7 +84,7 @@ class SignIn:
             for name, grant in issuer.settings.grants.items():
                 if grant.team is not None and self._registry.team(grant.team) is None:
                     logger.warning(
-                        "sign_in.issuers.%s.grants.%s: there is no team %r",
+                        "a grant names a team that there is not issuer=%s grant=%s team=%s",
                         *(issuer.name, name, grant.team),
                     )
 

@@ -154,15 +154,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     tasks, labels = (arguments.work / f"{kind}-{name}" for kind in ("tasks", "labels"))
     write_tasks(tasks, num_rows=arguments.num_tasks, seed=arguments.seed)
     questions = read_questions(tasks)
-    logger.info("labelling %d tasks", len(questions))
+    logger.info("labelling tasks=%d", len(questions))
     asyncio.run(label(questions, labels))
-    logger.info("timing %d of them", arguments.num_timed)
+    logger.info("timing answers tasks=%d", arguments.num_timed)
     answers = asyncio.run(timed(questions[: arguments.num_timed]))
     rates = {tier: found.rates for tier, found in answers.items()}
-    logger.info("rates %s", rates)
+    logger.info("measured rates=%s", rates)
     data = with_seconds(read_labelled_prompts(labels), rates)
     trained(data).save(arguments.out)
-    logger.info("wrote %s", arguments.out)
+    logger.info("wrote router=%s", arguments.out)
 
 
 if __name__ == "__main__":

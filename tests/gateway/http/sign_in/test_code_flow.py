@@ -384,17 +384,6 @@ def test_a_token_answers_over_http_like_a_key(made: Books, issuer: ScriptedIssue
     assert refused.status_code == 401
 
 
-@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/v1/files/file-1/content"])
-def test_files_and_batches_of_a_team_are_its_keys(
-    made: Books, issuer: ScriptedIssuer, path: str
-) -> None:
-    headers = {"authorization": f"Bearer {issuer.token()}"}
-    for method in ("GET",) if path.endswith("content") else ("GET", "POST"):
-        answer = HTTP.request(method, f"{made.world.url}{path}", headers=headers)
-        assert answer.status_code == 403
-        assert answer.json()["error"]["code"] == "key_needed"
-
-
 def keys_of(usage: httpx.Response) -> list[str]:
     """The keys of a usage report."""
     return [group["group"] for group in usage.json()["data"]]

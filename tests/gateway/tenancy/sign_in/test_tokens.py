@@ -184,7 +184,7 @@ def test_a_team_that_does_not_exist_is_told_at_the_start(
         await door.sign_in.close()
 
     door.run(work)
-    assert "sign_in.issuers.idp0.grants.lost: there is no team 'nowhere'" in caplog.text
+    assert "that there is not issuer=idp0 grant=lost team=nowhere" in caplog.text
     assert "research" not in caplog.text
 
 
