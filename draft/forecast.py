@@ -92,10 +92,10 @@ def num_levels(
     weights = np.array([grower.urgency for grower in growers])
     tokens = step.base_tokens + (weights @ gains).cumsum()  # [most + 1], behind 0, 1, … levels
     num_nodes = len(growers) * depths
-    target_s = step.target_pass_s.upto(step.num_rows + int(num_nodes[-1]), step.context)
+    target_s = step.target_s(int(num_nodes[-1]))
     level_s = step.level_s(len(growers) * width)
     spent_s = step.spent_s + step.part_host_s
-    step_s = spent_s + np.arange(most + 1) * level_s + target_s[step.num_rows + num_nodes]
+    step_s = spent_s + np.arange(most + 1) * level_s + target_s[num_nodes]
     rates = np.where(step_s <= step.longest_s, tokens / step_s, 0.0)
     return int(np.argmax(rates))
 

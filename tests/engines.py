@@ -151,10 +151,11 @@ class FixedTimes:
     def __call__(self, num_rows: int, context: float = 0.0) -> float:
         return self.seconds(num_rows)
 
-    def upto(self, num_rows: int, context: float = 0.0) -> np.ndarray:
+    def each(self, num_rows: int, context: float = 0.0) -> np.ndarray:
         return np.array([self.seconds(rows) for rows in range(num_rows + 1)])
 
-    each = upto
+    def compared(self, least_rows: int, num_rows: int, context: float = 0.0) -> np.ndarray:
+        return self.each(num_rows, context)[least_rows:]
 
 
 def fixed_budget(

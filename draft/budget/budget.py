@@ -38,8 +38,8 @@ class PassTimeEstimate(Protocol):
     def __call__(self, num_rows: int, context: float = 0.0) -> float:
         """Return the seconds of a pass whose rows see `context` tokens each, on average."""
 
-    def upto(self, num_rows: int, context: float = 0.0) -> Floats:
-        """Return the seconds of passes with 0 to `num_rows` rows, [num_rows + 1].
+    def compared(self, least_rows: int, num_rows: int, context: float = 0.0) -> Floats:
+        """Return the seconds of passes with `least_rows` to `num_rows` rows.
 
         To be compared with each other: some may be doubted, where a call has no doubts.
         """
@@ -105,6 +105,11 @@ class StepBudget:
         self.passes_s += self.draft_pass_s(num_rows, self.context)
         self.num_levels += 1
 
+    def target_s(self, num_nodes: int) -> Floats:
+        """Expected seconds of the large pass with 0 to `num_nodes` guesses, [num_nodes + 1]."""
+        most_rows = self.num_rows + num_nodes
+        return self.target_pass_s.compared(self.num_rows, most_rows, self.context)
+
     def level_s(self, num_rows: int) -> float:
         """Expected seconds of a level of drafts with so many rows."""
         return self.draft_pass_s(num_rows, self.context) + self.part_host_s
@@ -166,12 +171,12 @@ class StepBudget:
         """
         depths = np.arange(1, gained.shape[1] + 1)
         num_nodes = np.maximum(numbers[:, None] * depths, num_text_nodes)
-        target_s = self.target_pass_s.upto(self.num_rows + int(num_nodes[-1, -1]), self.context)
+        target_s = self.target_s(int(num_nodes[-1, -1]))
         if self.num_block_rows:  # one pass for all depths
             drafts_s = np.array([[self.level_s(int(n) * self.num_block_rows)] for n in numbers])
         else:
             drafts_s = depths * [[self.level_s(int(number))] for number in numbers]
-        step_s = drafts_s + target_s[self.num_rows + num_nodes]
+        step_s = drafts_s + target_s[num_nodes]
         step_s += self.spent_s + self.part_host_s + catch_up_s
         rates: Floats = np.where(step_s <= self.longest_s, gained / step_s, 0.0).max(1)
         return rates
@@ -185,9 +190,8 @@ class StepBudget:
         one of the least likely.
         """
         num_nodes, expected_tokens, step_s = self.num_nodes(path_probs)
-        level_s, rows = self.level_s(num_rows), self.num_rows + num_nodes
-        target_s = self.target_pass_s.upto(rows + num_trees, self.context)
-        more_s = level_s + float(target_s[-1] - target_s[rows])
+        level_s, target_s = self.level_s(num_rows), self.target_s(num_nodes + num_trees)
+        more_s = level_s + float(target_s[-1] - target_s[num_nodes])
         replaced = 0.0  # one after the other, as the compiled library adds them
         for prob in path_probs[max(num_nodes - num_trees, 0) : num_nodes].tolist():
             replaced += prob
@@ -208,8 +212,7 @@ class StepBudget:
         expected = np.zeros(len(path_probs) + 1)
         path_probs.cumsum(out=expected[1:])
         expected += self.base_tokens
-        target_s = self.target_pass_s.upto(self.num_rows + len(path_probs), self.context)
-        step_s = target_s[self.num_rows :] + (self.spent_s + self.part_host_s)
+        step_s = self.target_s(len(path_probs)) + (self.spent_s + self.part_host_s)
         step_s[0] -= self.part_host_s
         rates = expected / step_s
         plain_rate = rates[0]

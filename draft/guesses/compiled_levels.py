@@ -191,13 +191,12 @@ class _Held:
         self.budget = LevelBudgetStruct()
         if step is None:
             return
-        most_judged = step.num_rows + sum([tree.max_nodes for tree in trees]) + len(trees)
         self._tables = (
-            step.target_pass_s.upto(most_judged, step.context),
+            step.target_s(sum([tree.max_nodes for tree in trees]) + len(trees)),
             step.draft_pass_s.each(most_rows, step.context),
         )
         self.budget.target_s, self.budget.draft_s = map(_address, self._tables)
-        self.budget.num_rows, self.budget.num_levels = step.num_rows, step.num_levels
+        self.budget.num_levels = step.num_levels
         self.budget.base_tokens, self.budget.longest_s = step.base_tokens, step.longest_s
         self.budget.step_host_s, self.budget.part_host_s = step.step_host_s, step.part_host_s
         self.budget.passes_s = step.passes_s

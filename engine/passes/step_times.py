@@ -34,8 +34,10 @@ _SLOWER_WEIGHT = 0.1
 _MAX_SURPRISE = math.log(2.0)
 _MUCH_FASTER = -math.log(1.25)
 _IMPOSSIBLE = -math.log(8.0)
-# What a pass says of other sizes: so much of all of them, the rest fades by octaves.
+# What a pass says of other sizes: so much of all of them, the rest fades by octaves. That a
+# measurement was wrong, which is so many passes old, says nothing of sizes that were used since.
 _COMMON = 0.5
+_OLD = 100
 # A size may cost so much less than is known (a logarithm), the more passes it was not used in.
 _MORE_DOUBT = 0.001
 _MOST_DOUBT = 0.1
@@ -139,8 +141,8 @@ class RunningStepTimes:
         self._nearest_of = np.searchsorted(curve.num_rows, self._rows).clip(
             max=len(curve.num_rows) - 1
         )
-        self._table: npt.NDArray[np.float64] | None = None  # of `_table_context`
-        self._table_context = 0.0
+        self._table: npt.NDArray[np.float64] | None = None  # of what was compared last
+        self._table_of = 0, 0.0  # the fewest rows, and the context
 
     def __call__(self, num_rows: int, context: float = 0.0) -> float:
         """Expected seconds of a pass with so many rows that see `context` tokens on average.
@@ -158,48 +160,55 @@ class RunningStepTimes:
             seconds += num_rows * ((context - self._curve.context) * self._curve.row_context_s)
         return max(seconds, self._curve.seconds[0] / 2)
 
-    def _doubted_factor(self, size: int) -> float:
-        """Return what a measured size is multiplied by where sizes are compared."""
-        doubt = min(
-            _MORE_DOUBT * (self._num_passes - self._last_used[size]), self._most_doubts[size]
-        )
-        return math.exp(self._log_factors[size] - doubt)
+    def compared(
+        self, least_rows: int, num_rows: int, context: float = 0.0
+    ) -> npt.NDArray[np.float64]:
+        """Return the seconds of passes with `least_rows` to `num_rows` rows; not to be changed.
 
-    def upto(self, num_rows: int, context: float = 0.0) -> npt.NDArray[np.float64]:
-        """Expected seconds of passes with 0 to `num_rows` rows, [num_rows + 1]; not to be changed.
-
-        They are compared to choose one, so what was not used for long is doubted. A step asks for
-        the same context again and again: what it asked for last is kept.
+        They are compared to choose one, so a size that was not used for long is doubted. A step
+        asks for the same again and again: what was asked for last is kept.
         """
         if num_rows >= _TABLE_ROWS:
-            return np.array([self(rows, context) for rows in range(num_rows + 1)])
+            return np.array([self(rows, context) for rows in range(least_rows, num_rows + 1)])
+        wanted, num_wanted = (least_rows, context), num_rows - least_rows + 1
         table = self._table
-        if table is None or context != self._table_context or len(table) <= num_rows:
-            table = self._table = self._make_table(max(num_rows + 1, _LEAST_TABLE_ROWS), context)
-            self._table_context = context
-        return table[: num_rows + 1]
+        if table is None or wanted != self._table_of or len(table) < num_wanted:
+            most_rows = min(max(num_rows, least_rows + _LEAST_TABLE_ROWS), _TABLE_ROWS - 1)
+            table = self.each(most_rows, context)[least_rows:]
+            table *= self._trust(least_rows, most_rows)
+            table.flags.writeable = False
+            self._table, self._table_of = table, wanted
+        return table[:num_wanted]
+
+    def _trust(self, least_rows: int, most_rows: int) -> npt.NDArray[np.float64]:
+        """Return how much is believed of what passes take with so many rows.
+
+        The fewest are of the step itself. What one more takes can hardly be less: it is doubted as
+        they are, and the more the nearer the next size comes.
+        """
+        trusts = np.array(
+            [
+                math.exp(-min(_MORE_DOUBT * (self._num_passes - last_used), most))
+                for last_used, most in zip(self._last_used, self._most_doubts, strict=True)
+            ]
+        )
+        found: npt.NDArray[np.float64] = trusts[self._nearest_of[least_rows : most_rows + 1]]
+        next_size = self._curve.num_rows[self._nearest(least_rows + 1)]
+        near = found[: max(next_size - least_rows, 0) + 1]
+        near[:] = np.linspace(near[0], near[-1], len(near))
+        return found
 
     def each(self, num_rows: int, context: float = 0.0) -> npt.NDArray[np.float64]:
         """Return what a call gives for 0 to `num_rows` rows, [num_rows + 1]."""
         if num_rows >= _TABLE_ROWS:
             return np.array([self(rows, context) for rows in range(num_rows + 1)])
-        return self._with_factors(num_rows + 1, context, [math.exp(f) for f in self._log_factors])
-
-    def _make_table(self, size: int, context: float) -> npt.NDArray[np.float64]:
-        factors = [self._doubted_factor(size) for size in range(len(self._log_factors))]
-        table = self._with_factors(size, context, factors)
-        table.flags.writeable = False
-        return table
-
-    def _with_factors(
-        self, size: int, context: float, factors: Sequence[float]
-    ) -> npt.NDArray[np.float64]:
-        """Return what the curve says, times the factors of the measured sizes."""
+        size = num_rows + 1
         seconds = self._base[:size]
         if context and self._curve.row_context_s:
             price_s = (context - self._curve.context) * self._curve.row_context_s
             seconds = np.maximum(seconds + self._rows[:size] * price_s, self._curve.seconds[0] / 2)
-        return np.asarray(seconds * np.array(factors)[self._nearest_of[:size]])
+        factors = np.array([math.exp(factor) for factor in self._log_factors])
+        return np.asarray(seconds * factors[self._nearest_of[:size]])
 
     def observe(self, num_rows: int, seconds: float, context: float = 0.0) -> None:
         """Learn from one pass; sizes beyond the curve (prompts) say nothing about it."""
@@ -212,9 +221,15 @@ class RunningStepTimes:
             learnt = _SLOWER_WEIGHT * min(max(surprise, -_MAX_SURPRISE), _MAX_SURPRISE)
         else:
             learnt = surprise if surprise < _MUCH_FASTER else _FASTER_WEIGHT * surprise
+        last_used = self._last_used[size]
+        is_old = -inf < last_used <= self._num_passes - _OLD
+        if not is_old or surprise >= _MUCH_FASTER:
+            last_used = inf
         self._log_factors = [
-            factor + learnt * share
-            for factor, share in zip(self._log_factors, self._shares[size], strict=True)
+            factor if other_used > last_used else factor + learnt * share
+            for factor, share, other_used in zip(
+                self._log_factors, self._shares[size], self._last_used, strict=True
+            )
         ]
         self._num_passes += 1
         self._last_used[size], self._most_doubts[size] = self._num_passes, _MOST_DOUBT

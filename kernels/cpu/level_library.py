@@ -32,7 +32,6 @@ class LevelBudgetStruct(ctypes.Structure):
     _fields_ = (
         ("target_s", _Address),
         ("draft_s", _Address),
-        ("num_rows", _Int64),
         ("num_levels", _Int64),
         ("base_tokens", _Double),
         ("longest_s", _Double),

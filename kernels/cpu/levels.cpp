@@ -199,20 +199,20 @@ class Growth {
         const LevelBudget& step = *call_.budget;
         const double spent_s =
             step.step_host_s + step.passes_s + double(step.num_levels) * step.part_host_s;
-        const double* target_s = step.target_s + step.num_rows;
         double sum = 0.0, best_rate = 0.0, tokens = 0.0, step_s = 0.0;
         int64_t num_nodes = 0;
         for (int64_t number = 0; number <= count; ++number) {
             if (number) sum += path_probs[number - 1];
             const double own_tokens = sum + step.base_tokens;
-            double own_s = target_s[number] + (spent_s + step.part_host_s);
+            double own_s = step.target_s[number] + (spent_s + step.part_host_s);
             if (!number) own_s -= step.part_host_s;
             const double rate = number && own_s > step.longest_s ? 0.0 : own_tokens / own_s;
             if (number && !(rate > best_rate)) continue;
             num_nodes = number, best_rate = rate, tokens = own_tokens, step_s = own_s;
         }
         const double level_s = step.draft_s[num_rows] + step.part_host_s;
-        const double more_s = level_s + (target_s[num_nodes + num_trees] - target_s[num_nodes]);
+        const double more_s =
+            level_s + (step.target_s[num_nodes + num_trees] - step.target_s[num_nodes]);
         double replaced = 0.0;
         for (int64_t number = std::max<int64_t>(num_nodes - num_trees, 0); number < num_nodes;
              ++number) {

@@ -21,9 +21,9 @@ struct LevelTree {
 
 // A step's budget (StepBudget), and what it has spent.
 struct LevelBudget {
-    const double* target_s;  // of passes with 0, 1, ... rows, as sizes are compared
-    const double* draft_s;   // likewise of draft passes, as they are expected
-    int64_t num_rows, num_levels;
+    const double* target_s;  // of the large pass with 0, 1, ... guesses, as sizes are compared
+    const double* draft_s;   // of draft passes with 0, 1, ... rows, as they are expected
+    int64_t num_levels;
     double base_tokens, longest_s, step_host_s, part_host_s, passes_s;
 };
 

@@ -54,7 +54,7 @@ class Machine:
         num_tokens = lost_tokens = 0.0
         for _ in range(num_steps):
             tokens = self._tokens()
-            learnt_s = DRAFTS_S + self.times.upto(len(DEPTHS))[1:]
+            learnt_s = DRAFTS_S + self.times.compared(1, len(DEPTHS))
             depth = int((tokens / learnt_s).argmax())
             num_tokens += tokens[depth]
             lost_tokens += (tokens / true_s).max() * true_s[depth] - tokens[depth]
@@ -108,19 +108,31 @@ def test_a_measurement_that_was_not_quiet_rules_no_guess_out(seconds: tuple[floa
 def test_a_size_that_is_not_used_is_doubted_up_to_a_bound() -> None:
     """Where sizes are compared; a size that was never used is doubted for longer."""
     times = RunningStepTimes(measured(AVX512, quiet, is_quiet=True))
-    before_s = times(16)
+    before_s, few_s = times(24), times(1)
 
     def doubted(num_passes: int) -> float:
         for _ in range(num_passes):
-            times.observe(1, times(1))
-        return float(times.upto(16)[16] / before_s)
+            times.observe(1, few_s)
+        return float(times.compared(1, 24)[-1] / before_s)
 
     assert 0.7 < doubted(200) < 0.95
     assert 0.2 < doubted(5000) < 0.3
-    times.observe(16, before_s)
+    times.observe(24, before_s)
     assert doubted(0) == pytest.approx(1.0)
     assert 0.85 < doubted(5000) < 0.95
-    assert times(16) == pytest.approx(before_s)
+    assert times(24) == pytest.approx(before_s)
+
+
+def test_one_more_row_does_not_seem_to_take_less_than_those_that_every_pass_has() -> None:
+    """Though no pass had so many for long; else one guess would seem to pay among many streams."""
+    times = RunningStepTimes(measured(AVX2, quiet, is_quiet=True))
+    times.observe(24, times(24))
+    for _ in range(1000):
+        times.observe(16, times(16))
+    seconds = times.compared(16, 24)
+    assert seconds[0] == pytest.approx(times(16))
+    assert (np.diff(seconds) > 0.0).all()
+    assert seconds[-1] < 0.95 * times(24)
 
 
 @by_processor

@@ -159,8 +159,8 @@ def test_long_contexts_cost_more_by_row() -> None:
     assert curve(8, 600.0) == pytest.approx(1.5 + 8 * 0.5)
     times = RunningStepTimes(curve)
     assert times(8, 600.0) == pytest.approx(5.5)
-    assert times.upto(8, 600.0)[8] == pytest.approx(5.5)
-    assert times.upto(8)[[1, 8]].tolist() == pytest.approx([1.0, 1.5])
+    assert times.compared(1, 8, 600.0)[-1] == pytest.approx(5.5)
+    assert times.compared(1, 8)[[0, -1]].tolist() == pytest.approx([1.0, 1.5])
     # A slow pass at a long context is no news about the machine.
     for _ in range(50):
         times.observe(8, 5.5, 600.0)
@@ -174,4 +174,4 @@ def test_the_table_says_what_the_single_times_say(num_rows: int) -> None:
     times.observe(8, 3.0)
     times.observe(1, times(1))  # what was used just now is not doubted
     expected = [times(rows, 50.0) for rows in range(num_rows + 1)]
-    assert times.upto(num_rows, 50.0).tolist() == pytest.approx(expected, rel=0.002)
+    assert times.compared(0, num_rows, 50.0).tolist() == pytest.approx(expected, rel=0.002)
