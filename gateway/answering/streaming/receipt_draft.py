@@ -48,6 +48,8 @@ class ReceiptDraft:
             report.no_receipt = "another server began the answer"
         elif any(len(written) > 1 for written in generation.writers):
             report.no_receipt = "two tiers wrote the answer"
+        elif len({choice.numerics for choice in generation.choices}) > 1:
+            report.no_receipt = "the choices were written in different arithmetic"
         else:
             try:
                 report.receipt = self._signed(generation)

@@ -54,6 +54,11 @@ class ReceivedAnswer:
         """True if an engine before this one had the request."""
         return self._before is not None
 
+    @property
+    def has_begun(self) -> bool:
+        """True if the reader has tokens, or knows whose arithmetic they are to have."""
+        return self._has_prefill or bool(self.token_ids)
+
     def accept(self, event: EngineEvent) -> bool:
         """Take in an event that is not the last; False if the reader has had it before."""
         self._seen.add(event)

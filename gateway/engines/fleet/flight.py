@@ -135,7 +135,7 @@ class Flight:
         if (attempt := self._attempt) is None:
             return False
         request = replace(attempt.request, tier=self._answer.tier)
-        numerics = numerics_of(attempt.info, request) if self._answer.token_ids else {}
+        numerics = numerics_of(attempt.info, request) if self._answer.has_begun else {}
         refused = frozenset((attempt.replica,))
         return self._fleet.can_place(Wanted(request=request, numerics=numerics, refused=refused))
 
@@ -434,7 +434,7 @@ class Flight:
         """Make the request for the next replica, of which it must have the numerics."""
         self._fleet.note_failover(reason)
         self._next = self._answer.resumption(None if last is None else last.stats)
-        if not self._answer.token_ids:
+        if not self._answer.has_begun:
             self._numerics = {}
         elif not attempt.is_switching:
             self._numerics = numerics_of(attempt.info, self._next)

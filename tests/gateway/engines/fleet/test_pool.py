@@ -17,19 +17,21 @@ from outrider.engine.errors import (
 )
 from outrider.engine.events import (
     AnswerHeld,
+    EngineEvent,
     Failed,
     Finished,
     PrefillDone,
     TierSwitched,
     TokensEmitted,
 )
+from outrider.gateway.engines.backends.in_process import InProcessEngineClient
 from outrider.gateway.engines.fleet.pool import EnginePool
-from outrider.gateway.engines.fleet.replica import OtherModelsError
+from outrider.gateway.engines.fleet.replica import EngineReplica, OtherModelsError
 from outrider.gateway.engines.fleet.roster import NoReplicaLeftError
 from outrider.verifier.params import CascadeParams
 from tests.gateway.engines.backends.clients import becomes, collect, started, tokens
 from tests.gateway.engines.backends.test_resuming import Reader
-from tests.gateway.engines.fleet.replicas import all_up, mortal, pool_of, replica_of
+from tests.gateway.engines.fleet.replicas import MortalEngine, all_up, mortal, pool_of, replica_of
 from tests.gateway.scripted_engine import (
     REFUSE_QUEUE_FULL,
     REFUSE_TOO_LONG,
@@ -114,6 +116,41 @@ async def test_a_request_waits_for_a_replica_of_its_numerics() -> None:
         assert not reading.done()
         pool.add(mortal("y", numerics="one")[0])
         check_whole(reader, await reading)
+
+
+class ReadsPrompts(MortalEngine):
+    """Ends behind its first step, of which comes out that prompts were read, or nothing."""
+
+    def __init__(self, *, tells: bool) -> None:
+        super().__init__(step_s=0.001, numerics="one")
+        self.tells = tells
+
+    def step(self, *args: Any) -> list[EngineEvent]:
+        events = super().step(*args)
+        self.is_doomed = bool(events)
+        return [event for event in events if self.tells and isinstance(event, PrefillDone)]
+
+
+@pytest.mark.parametrize("tells", [False, True])
+async def test_who_was_told_an_arithmetic_gets_no_text_of_another(*, tells: bool) -> None:
+    """The answer's fingerprint, and its receipt, name the one that read the prompt."""
+    engine = ReadsPrompts(tells=tells)
+    replica = EngineReplica("x", InProcessEngineClient(lambda _: engine))
+    async with started(EnginePool([replica], resume_within_s=5.0)) as pool:
+        await all_up(pool)
+        reading = asyncio.create_task((reader := Reader(pool, make_request("a"))).rest())
+        await becomes(lambda: pool.failovers["died"] == 1)
+        pool.add(mortal("other", numerics="two")[0])
+        await all_up(pool)
+        if tells:
+            assert tokens(await collect(pool, "b", max_tokens=2)) == [30, 31]
+            assert not reading.done()
+            pool.add(mortal("y", numerics="one")[0])
+        ending = await reading
+        assert isinstance(ending, Finished)
+        served = {state.name: state.num_requests for state in pool.states()}
+        assert served["y" if tells else "other"] == 1
+        assert reader.count(PrefillDone) == 1
 
 
 async def test_without_a_replica_in_time_a_request_ends() -> None:
