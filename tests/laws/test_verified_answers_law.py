@@ -6,15 +6,21 @@ escalated, under a grammar. What was changed since is found, and said in words.
 
 import copy
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from outrider.gateway.cli import app
+from outrider.gateway.contract.schema.receipts import Receipt
+from outrider.gateway.receipts.receipt import sign
+from outrider.gateway.settings.receipts import ReceiptSettings
+from outrider.gateway.wiring.receipts import signing_keys
 from tests.laws.gateways import Gateway, gateway
 
 MESSAGES = [{"role": "user", "content": "What is 48 + 37?"}]
@@ -376,6 +382,25 @@ def test_a_changed_receipt_and_an_unknown_key_are_refused(served: Gateway) -> No
     changed = copy.deepcopy(answer)
     changed["outrider"]["receipt"]["signature"] = receipt["signature"][:-4] + "AAAA"
     assert asked(served, changed).json()["error"]["code"] == "receipt_changed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ahead_s", "is_noted"), [(-(10**9), False), (60, False), (3600, True), (10**12, True)]
+)
+def test_a_receipt_of_the_future_is_verified_and_the_clock_is_noted(
+    served: Gateway, ahead_s: int, *, is_noted: bool
+) -> None:
+    """Signed by a gateway whose clock is wrong."""
+    answer = answered(served, temperature=1, seed=8)
+    receipt = msgspec.convert(answer["outrider"]["receipt"], Receipt)
+    payload = msgspec.structs.replace(receipt.payload, issued_at=int(time.time()) + ahead_s)
+    skewed = sign(payload, receipt.nonces, signing_keys(ReceiptSettings()))
+    answer["outrider"]["receipt"] = msgspec.to_builtins(skewed)
+    report = verified(served, answer)
+    assert_matches(report)
+    assert report["receipt"]["issued_at"] == payload.issued_at
+    assert any("a clock is wrong" in note for note in report["notes"]) == is_noted
 
 
 @pytest.mark.slow

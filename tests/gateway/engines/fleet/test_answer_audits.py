@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from outrider.engine.cache.block_pool import PRIVATE_SALT
+from outrider.engine.errors import InvalidRequestError
 from outrider.engine.events import EngineEvent, Finished, PrefillDone, TokensEmitted
 from outrider.engine.request import BlockSource, EngineRequest, GrammarSpec
 from outrider.gateway.engines.backends.in_process import InProcessEngineClient
@@ -46,7 +47,7 @@ class JudgingEngine(MortalEngine):
         *,
         shift: int = 0,
         wrong_from: int = 0,
-        refuses: bool = False,
+        refuses: Literal["silently", "with an error"] | None = None,
         dies: bool = False,
         judges_with: str = "",
     ) -> None:
@@ -59,9 +60,12 @@ class JudgingEngine(MortalEngine):
         self.asked: list[EngineRequest] = []
 
     def submit(self, request: EngineRequest) -> None:
-        super().submit(request)
         if request.verification is not None:
             self.asked.append(request)
+            if self.refuses == "with an error":
+                raise InvalidRequestError("This engine judges nothing.")
+        super().submit(request)
+        if request.verification is not None:
             self.is_doomed = self.dies
 
     def step(self, *args: Any) -> list[EngineEvent]:
@@ -189,8 +193,11 @@ async def test_of_two_replicas_neither_is_blamed(caplog: pytest.LogCaptureFixtur
     assert "odd=unknown" in caplog.text
 
 
-async def test_replicas_that_refuse_audits_harm_nothing() -> None:
-    engines = {"x": JudgingEngine(refuses=True), "y": JudgingEngine(refuses=True)}
+@pytest.mark.parametrize("refuses", ["silently", "with an error"])
+async def test_replicas_that_refuse_audits_harm_nothing(
+    refuses: Literal["silently", "with an error"],
+) -> None:
+    engines = {"x": JudgingEngine(refuses=refuses), "y": JudgingEngine(refuses=refuses)}
     async with fleet(**engines, z=JudgingEngine()) as (pool, _):
         await asked(pool, 24)
         found = counts(pool)
@@ -202,7 +209,8 @@ async def test_replicas_that_refuse_audits_harm_nothing() -> None:
 
 
 async def test_audits_that_nobody_answers_are_missed() -> None:
-    async with fleet(x=JudgingEngine(refuses=True), y=JudgingEngine(refuses=True)) as (pool, _):
+    engines = {name: JudgingEngine(refuses="silently") for name in "xy"}
+    async with fleet(**engines) as (pool, _):
         await asked(pool, 4)
         found = counts(pool)
         assert sum(count for (_, word), count in found.items() if word == "missed") == 4
