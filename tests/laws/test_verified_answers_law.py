@@ -176,11 +176,18 @@ def test_tool_calls_that_were_edited_beside_their_tokens_are_found(
 
 
 @pytest.mark.slow
-def test_the_command_compares_the_calls_of_a_stream(served: Gateway, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+def test_the_command_compares_the_calls_of_a_stream(
+    served: Gateway, tmp_path: Path, *, is_old: bool
+) -> None:
+    tools: dict[str, Any] = (
+        {"functions": [ADD], "function_call": {"name": "add"}}
+        if is_old
+        else {"tools": [{"type": "function", "function": ADD}], "tool_choice": "required"}
+    )
     request = {
         "model": "large", "messages": MESSAGES, "temperature": 1, "seed": 4, "max_tokens": 120,
-        "tools": [{"type": "function", "function": ADD}], "tool_choice": "required",
-        "stream": True, "outrider": {"receipt": True},
+        "stream": True, "outrider": {"receipt": True}, **tools,
     }  # fmt: skip
     events = served.http.post("/v1/chat/completions", json=request).text
     answer, asked = tmp_path / "answer.txt", tmp_path / "request.json"

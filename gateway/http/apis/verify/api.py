@@ -22,14 +22,17 @@ from outrider.gateway.http.apis.verify.given import (
     opens,
     read_answer,
     read_receipt,
+    receipt_choice,
 )
 from outrider.gateway.http.apis.verify.schema import VerifyRequest
 from outrider.gateway.http.apis.verify.writer import VerifyWriter, notes_of
-from outrider.gateway.http.apis.verify.written_calls import read_tokens, tool_reading
+from outrider.gateway.http.apis.verify.written_answer import read_tokens, spellings, tool_reading
 from outrider.gateway.receipts.signing_keys import SigningKeys
 
 _TOOLS: Final = ("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call")
 _CHARS_PER_TOKEN: Final = 4
+_MOST_MARK_TOKENS: Final = 32
+"""No spelling of the marks around thinking takes more; a text that is farther off was edited."""
 _PASSED_ON: Final = (
     *("messages", *_TOOLS),
     *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
@@ -112,21 +115,23 @@ class VerifyApi:
         request: Mapping[str, Any] | None,
         caller: Caller,
     ) -> bool:
-        """Return whether text and calls are what the tokens are read as. Raises BadRequestError."""
+        """Return whether text, thinking and calls are what the tokens are read as.
+
+        Raises BadRequestError.
+        """
         reading = await self._tool_reading(request, tokenizer)
         info = await self.jobs.models.engine_info()
         most = max((tier.max_context for tier in info.tiers.values()), default=0)
         # The model refuses what is longer than its context.
-        if reading is None or answer.message is None or len(token_ids) > most:
+        has_more = reading is not None or tokenizer.may_think or bool(answer.thinking)
+        if answer.message is None or not has_more or len(token_ids) > most:
             return answer.is_text_of(token_ids, tokenizer.decode)
         work = self.jobs.prompt_work(caller.principal.tenant)
         readings = await work.run(
-            len(token_ids) * _CHARS_PER_TOKEN, partial(read_tokens, token_ids, tokenizer, reading)
+            len(token_ids) * _CHARS_PER_TOKEN,
+            partial(read_tokens, token_ids, tokenizer, reading, answer.prompt_token_ids),
         )
-        return any(
-            read.has_calls_of(answer.message) and answer.stands_in(read.content)
-            for read in readings
-        )
+        return any(read.agrees_with(answer) for read in readings)
 
     async def _tool_reading(
         self, request: Mapping[str, Any] | None, tokenizer: ChatTokenizer
@@ -149,17 +154,23 @@ class VerifyApi:
         self, answer: GivenAnswer, receipt: Receipt | None, claim: Claim, caller: Caller
     ) -> tuple[int, ...]:
         """Return the tokens of an answer's text, with the one that ended it where that is known."""
-        text = answer.text
         tokenizer = self._tokenizer(claim)
         if tokenizer is None:
             raise BadRequestError("answer: no model is loaded here to verify it.", param="answer")
         work = self.jobs.prompt_work(caller.principal.tenant)
-        ids = await tokenizer.encode_answer(text, len(text.encode()), work)
-        if receipt is not None and not opens(receipt, answer.index, "answer", ids):
-            for stop in tokenizer.stop_token_ids:
-                if opens(receipt, answer.index, "answer", (*ids, stop)):
-                    return (*ids, stop)
-        return ids
+        likeliest: tuple[int, ...] = ()
+        for text in spellings(answer, tokenizer.reasoning.format):
+            ids = await tokenizer.encode_answer(text, len(text.encode()), work)
+            likeliest = likeliest or ids
+            if receipt is None:
+                break
+            for end in ((), *((stop,) for stop in tokenizer.stop_token_ids)):
+                if opens(receipt, answer.index, "answer", (*ids, *end)):
+                    return (*ids, *end)
+            _, choice = receipt_choice(receipt, answer.index)
+            if abs(len(ids) - choice.answer.num_tokens) > _MOST_MARK_TOKENS:
+                break
+        return likeliest
 
 
 def _prompt_fields(

@@ -13,6 +13,7 @@ from outrider.gateway.receipts.signing_keys import NoSigningKeyError, SigningKey
 
 _RECEIPT: Final = "answer.outrider.receipt"
 _MOST_ID: Final = 2**31
+_THINKING: Final = ("reasoning_content", "reasoning")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,25 +39,37 @@ class GivenAnswer:
         return message if isinstance(message, dict) else None
 
     @property
+    def thinking(self) -> tuple[Any, ...]:
+        """The thinking that a chat's message shows, under each of its names."""
+        message = self.message or {}
+        return tuple(message[name] for name in _THINKING if message.get(name))
+
+    @property
     def text(self) -> str:
         """The choice's text. Raises BadRequestError where its tokens cannot be had from that."""
         message = self.message
         content = self.choice.get("text") if message is None else message.get("content")
-        has_more = message is not None and any(
-            message.get(name) for name in ("tool_calls", "function_call", "reasoning_content")
+        has_calls = message is not None and any(
+            message.get(name) for name in ("tool_calls", "function_call")
         )
-        if not isinstance(content, str) or not content or has_more:
-            raise _refusal(
-                f"answer.choices.{self.index}.token_ids",
-                "needed, since the choice is more than a text; ask for return_token_ids",
-            )
+        if content is None and self.thinking:
+            content = ""
+        if has_calls or not isinstance(content, str) or not (content or self.thinking):
+            raise self.without_ids()
         return content
+
+    def without_ids(self) -> BadRequestError:
+        """Return the error of a choice whose tokens cannot be had from its text."""
+        return _refusal(
+            f"answer.choices.{self.index}.token_ids",
+            "needed, since the choice is more than a text; ask for return_token_ids",
+        )
 
     def is_text_of(self, token_ids: tuple[int, ...], decode: Callable[[list[int]], str]) -> bool:
         """Return whether the choice's text stands in that of its tokens, spaces aside.
 
-        A stop sequence and thinking are in the tokens only. Tool calls are written anew, and
-        compared by `written_calls.py`. A completion may repeat its prompt (`echo`).
+        A stop sequence is in the tokens only. Tool calls are written anew and thinking has marks:
+        `written_answer.py` compares them. A completion may repeat its prompt (`echo`).
         """
         echoed = () if self.message is not None else self.prompt_token_ids or ()
         return self.stands_in(decode([*echoed, *token_ids]))
@@ -64,10 +77,10 @@ class GivenAnswer:
     def stands_in(self, text: str) -> bool:
         """Return whether the choice's text stands in another one, spaces aside."""
         own = self.choice.get("text") if self.message is None else self.message.get("content")
-        return not isinstance(own, str) or _bare(own) in _bare(text)
+        return not isinstance(own, str) or bare(own) in bare(text)
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
     """Return a text without spaces, and without what stands for half a character."""
     return "".join(text.replace("\ufffd", "").split())
 
@@ -89,22 +102,34 @@ def read_answer(document: Mapping[str, Any], index: int) -> GivenAnswer:
 
 
 def _choices(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the choices; of a response or a message its text as the only one."""
+    """Return the choices; of a response or a message its text and thinking as the only one."""
     listed = document.get("choices")
     if isinstance(listed, list):
         return [choice for choice in listed if isinstance(choice, dict)]
-    texts = _texts(document.get("output", document.get("content")))
-    return [{"message": {"content": "".join(texts)}}] if texts else []
+    parts = document.get("output", document.get("content"))
+    texts, thoughts = _texts(parts), _thoughts(parts)
+    message = {"content": "".join(texts), "reasoning_content": "".join(thoughts)}
+    return [{"message": message}] if texts or thoughts else []
 
 
 def _texts(parts: object) -> list[str]:
     """Return the texts of an answer's parts, those of messages among them; others have none."""
     texts: list[str] = []
     for part in parts if isinstance(parts, list) else ():
-        if isinstance(part, dict):
+        if isinstance(part, dict) and part.get("type") != "reasoning":
             text = part.get("text")
             texts += [text] if isinstance(text, str) else _texts(part.get("content"))
     return texts
+
+
+def _thoughts(parts: object) -> list[str]:
+    """Return the thinking in the parts of a message, or in the items of a response."""
+    thoughts: list[str] = []
+    for part in parts if isinstance(parts, list) else ():
+        if isinstance(part, dict):
+            thought = part.get("thinking") if part.get("type") == "thinking" else None
+            thoughts += [thought] if isinstance(thought, str) else _texts(part.get("summary"))
+    return thoughts
 
 
 def _ids(param: str, value: object) -> tuple[int, ...] | None:

@@ -41,9 +41,13 @@ def _add(choice: dict[str, Any], piece: dict[str, Any]) -> None:
     if "text" in piece:
         choice["text"] = choice.get("text", "") + piece["text"]
     delta = piece.get("delta") or {}
-    if delta.get("content"):
+    for name in ("content", "reasoning_content", "reasoning"):
+        if delta.get(name):
+            message = choice.setdefault("message", {})
+            message[name] = message.get(name, "") + delta[name]
+    if delta.get("function_call"):
         message = choice.setdefault("message", {})
-        message["content"] = message.get("content", "") + delta["content"]
+        _add_parts(message.setdefault("function_call", _no_function()), delta["function_call"])
     for call in delta.get("tool_calls") or ():
         _add_call(choice.setdefault("message", {}).setdefault("tool_calls", []), call)
     for name in ("prompt_token_ids", "finish_reason"):
@@ -54,9 +58,17 @@ def _add(choice: dict[str, Any], piece: dict[str, Any]) -> None:
 def _add_call(calls: list[dict[str, Any]], piece: dict[str, Any]) -> None:
     """Add a chunk's part of a call, which may be its beginning."""
     if piece["index"] >= len(calls):
-        calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
-    for name, text in (piece.get("function") or {}).items():
-        calls[-1]["function"][name] += text or ""
+        calls.append({"type": "function", "function": _no_function()})
+    _add_parts(calls[-1]["function"], piece.get("function") or {})
+
+
+def _no_function() -> dict[str, str]:
+    return {"name": "", "arguments": ""}
+
+
+def _add_parts(function: dict[str, str], piece: dict[str, Any]) -> None:
+    for name, text in piece.items():
+        function[name] = function.get(name, "") + (text or "")
 
 
 def _content(path: Path) -> str:
