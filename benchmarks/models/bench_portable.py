@@ -1,21 +1,26 @@
 """What does a pass cost whose bits every processor has?
 
 Method: one model in each way of computing, in turn, many rounds: ordinary, deterministic and
-portable with what this processor has, and with AVX2 alone. Each in bfloat16 and in 8 bits, at 1, 8
-and 32 rows. Ratios are of the fastest passes, which nothing disturbed; medians stand beside them.
+portable with what this processor has, and with AVX2 alone. Each with every width of weights
+(bfloat16, int8, int4, stored GGUF of 4 bits, stored AWQ), one width after the other, at 1, 8 and 32
+rows. Ratios are of the fastest passes, which nothing disturbed; medians stand beside them.
 
-How to read it: `to ordinary` is the price. With AVX2 portable numerics are the ordinary ones.
+How to read it: `to ordinary` is the price; deterministic passes are to take 1.07 times as long at
+most. With AVX2 portable numerics are the ordinary ones.
 
     python -m benchmarks.models.bench_portable --expand-target 400M --threads 1
+    python -m benchmarks.models.bench_portable --weights int4 awq --cpus auto
 """
 
 import argparse
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -32,14 +37,20 @@ from benchmarks.shared.harness import (
     write_results,
 )
 from benchmarks.shared.record import Summary
+from benchmarks.shared.stored_checkpoints import store_awq, store_gguf
 from outrider.engine.model.load import load_model
 from outrider.engine.model.quantised.formats import Rounding
+from outrider.engine.model.read_config import read_model_config
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.kernels.cpu.product_library import product_support
 
 ROWS: Final = (1, 8, 32)
 CONTEXT: Final = 128
 CPUS: Final = ("auto", "avx2")
+WEIGHTS: Final = ("bfloat16", "int8", "int4", "gguf", "awq")
+ROUNDINGS: Final = {"int8": Rounding(scheme="int8"), "int4": Rounding(scheme="int4")}
+_GROUP_SIZES: Final = (128, 64, 32)
+"""Of AWQ, the usual one first."""
 WAYS: Final = ("ordinary", "deterministic", "portable")
 
 
@@ -83,23 +94,42 @@ def pass_of(runner: ModelRunner, num_rows: int) -> Callable[[], float]:
     return partial(timed, partial(runner.forward, [piece]))
 
 
-def time_passes(arguments: argparse.Namespace) -> list[PassTime]:
-    """Time passes of every kind, round by round."""
-    folder = str(grown_large(arguments))
+def stored_folder(plain: Path, weights: str, folder: Path) -> str:
+    """Return the checkpoint with these weights, which are written where they are stored ones."""
+    match weights:
+        case "gguf":
+            return str(store_gguf(plain, folder / "gguf"))
+        case "awq":
+            widths = config_widths(plain)
+            group_size = next(size for size in _GROUP_SIZES if not any(w % size for w in widths))
+            store_awq(plain, folder / "awq", group_size=group_size)
+            return str(folder / "awq")
+    return str(plain)
+
+
+def config_widths(folder: Path) -> tuple[int, ...]:
+    """Return how many numbers the projections' rows have."""
+    config = read_model_config(folder)
+    heads = config.num_query_heads * config.head_dim
+    return config.hidden_size, config.intermediate_size, heads
+
+
+def time_passes(folder: str, weights: str, arguments: argparse.Namespace) -> list[PassTime]:
+    """Time passes of every kind with one width of weights, round by round."""
     cases: dict[str, Callable[[], float]] = {}
-    details: dict[tuple[str, str, str], str] = {}
-    for cpu, weights, way in product(CPUS, ("bfloat16", "int8"), WAYS):
-        rounding = Rounding(scheme="int8") if weights == "int8" else None
+    details: dict[tuple[str, str], str] = {}
+    cpus = arguments.cpus
+    rounding = ROUNDINGS.get(weights)
+    for cpu, way in product(cpus, WAYS):
         with environment(cpu, way):
-            is_fixed = way != "ordinary"
-            model = load_model(folder, rounding=rounding, deterministic=is_fixed)
-            details[cpu, weights, way] = product_support().detail
+            model = load_model(folder, rounding=rounding, deterministic=way != "ordinary")
+            details[cpu, way] = product_support().detail
         runner = ModelRunner(model=model, num_blocks=64, block_size=16)
         for rows in ROWS:
             cases[f"{cpu}/{weights}/{way}/{rows}"] = pass_of(runner, rows)
-    times = measure_in_turn(cases, repeats=arguments.repeats, description="passes")
+    times = measure_in_turn(cases, repeats=arguments.repeats, description=f"passes, {weights}")
     found = []
-    for cpu, weights, rows, way in product(CPUS, ("bfloat16", "int8"), ROWS, WAYS):
+    for cpu, rows, way in product(cpus, ROWS, WAYS):
         own, first = (times[f"{cpu}/{weights}/{each}/{rows}"] for each in (way, "ordinary"))
         found.append(
             PassTime(
@@ -107,7 +137,7 @@ def time_passes(arguments: argparse.Namespace) -> list[PassTime]:
                 weights=weights,
                 way=way,
                 rows=rows,
-                detail=details[cpu, weights, way],
+                detail=details[cpu, way],
                 seconds=Summary.of(own),
                 to_ordinary=min(own) / min(first),
             )
@@ -115,15 +145,28 @@ def time_passes(arguments: argparse.Namespace) -> list[PassTime]:
     return found
 
 
+def time_all(arguments: argparse.Namespace) -> list[PassTime]:
+    """Time all widths, one after the other: their models would not fit into memory together."""
+    plain = grown_large(arguments)
+    found: list[PassTime] = []
+    for weights in arguments.weights:
+        with tempfile.TemporaryDirectory() as folder:
+            stored = stored_folder(plain, weights, Path(folder))
+            found += time_passes(stored, weights, arguments)
+    return found
+
+
 @torch.inference_mode()
 def main() -> None:
     """Measure, show, write."""
     parser = argument_parser(__doc__)
+    parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=WEIGHTS)
+    parser.add_argument("--cpus", nargs="+", choices=CPUS, default=CPUS)
     parser.set_defaults(repeats=30)
     arguments = parser.parse_args()
     prepare(arguments)
     choose_threads(arguments, arguments.large)
-    times = time_passes(arguments)
+    times = time_all(arguments)
     rows = [
         [
             *(each.cpu, each.weights, str(each.rows), each.way),

@@ -21,6 +21,7 @@ from typing import Any, Final, get_args
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
 
+from benchmarks.shared.gguf_files import write_gguf
 from outrider.draft.config import DraftConfig
 from outrider.draft.heads.protocol import HeadKind, HeadModel
 from outrider.engine.config import EngineConfig
@@ -47,7 +48,6 @@ from tests.engines import (
     serve,
     shipped_pair,
 )
-from tests.gguf_files import write_gguf
 from tests.grammars import schema_spec, shipped_compiler
 from tests.heads import make_head_engine, read_written
 from tests.kernels.layers.bits import torch_threads

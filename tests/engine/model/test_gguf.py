@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.shared.gguf_files import kept, kind_of, write_gguf
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.model.checkpoint_files import fim_token_ids, sampling_defaults
 from outrider.engine.model.decoder import DecoderModel
@@ -23,7 +24,6 @@ from outrider.engine.model.gguf.tensors import GgufFile
 from outrider.engine.model.quantised.formats import Rounding
 from outrider.engine.model.read_config import read_model_config
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
-from tests.gguf_files import kept, kind_of, write_gguf
 from tests.models import make_hf_model
 
 KINDS = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]

@@ -19,6 +19,7 @@ _STORED_PARTS = {ours: theirs for theirs, ours in _PARTS.items()}
 
 
 def stored_name(name: str) -> str:
+    """Return the name that a checkpoint's tensor has in a file."""
     if name in _STORED:
         return _STORED[name]
     _, _, layer, part = name.split(".", 3)
@@ -27,21 +28,23 @@ def stored_name(name: str) -> str:
 
 
 def interleaved(rows: Tensor, num_heads: int) -> Tensor:
-    """Rows of a projection in the order in which llama.cpp turns Llama's heads."""
+    """Return rows of a projection in the order in which llama.cpp turns Llama's heads."""
     halves = rows.reshape(num_heads, 2, len(rows) // num_heads // 2, *rows.shape[1:])
     return halves.transpose(1, 2).reshape(rows.shape)
 
 
 def quantised(weight: Tensor, kind: Kind) -> np.ndarray[Any, Any]:
+    """Return a weight's bytes in a file."""
     return gguf.quants.quantize(weight.float().numpy(), kind)
 
 
 def kept(weight: Tensor, kind: Kind) -> Tensor:
-    """What is left of a weight, float32."""
+    """Return what is left of a weight, float32."""
     return torch.from_numpy(gguf.quants.dequantize(quantised(weight, kind), kind))
 
 
 def kind_of(tensor: Tensor, kind: Kind) -> Kind:
+    """Return a tensor's own kind in a file of another: vectors are never rounded."""
     return kind if tensor.dim() == 2 else Kind.F32
 
 
