@@ -6,7 +6,7 @@ slow check makes larger windows and not a slower stream. Nothing is sent before 
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from itertools import takewhile
 from typing import Any, Final
@@ -18,6 +18,7 @@ from outrider.gateway.checks.texts import texts_of
 from outrider.gateway.contract.answers.responder import CheckedParts
 from outrider.gateway.contract.errors.tree import GenerationError
 from outrider.gateway.contract.schema.line_ends import escape_line_ends
+from outrider.gateway.settings.checks import CheckSettings
 from outrider.gateway.upstream.dialects.base import DONE
 from outrider.gateway.upstream.event_stream import EventSplitter, event_data
 from outrider.gateway.upstream.upstream_usage import UpstreamUsage
@@ -51,11 +52,14 @@ async def checked_whole(
     del answer
     async with aclosing(parts):
         body = b"".join([part async for part in parts])
+    if not checks.due:
+        yield body
+        return
     document = _document(body)
     texts = texts_of(_choices(document), "choices")
     told = [{"path": text.path, "text": text.value, "before": ""} for text in texts]
     try:
-        found = await checks.judge(checks.of_answer, told)
+        found = await checks.judge(checks.due, told)
     except BlockedError:
         _withhold(document)
         found = []
@@ -101,7 +105,7 @@ class _Event:
 class _Ahead:
     """Reads a stream ahead, in a task of its own."""
 
-    def __init__(self, parts: AsyncGenerator[bytes], *, reads_all: bool) -> None:
+    def __init__(self, parts: AsyncGenerator[bytes], *, reads_all: Callable[[], bool]) -> None:
         self.events: deque[_Event] = deque()
         self.is_over = False
         self.error: Exception | None = None
@@ -138,7 +142,7 @@ class _Ahead:
 
     async def _bound(self) -> None:
         """Wait for room. Raises GenerationError where none will come."""
-        if self._reads_all:
+        if self._reads_all():
             if len(self.events) > _MAX_EVENTS:
                 raise GenerationError("The answer is too long to be checked as a whole.")
             return
@@ -153,21 +157,26 @@ class _CheckedStream:
     def __init__(
         self, checks: RequestChecks, answer: CheckedParts, parts: AsyncGenerator[bytes]
     ) -> None:
-        settings = [each.settings for each in checks.of_answer if each.settings.where == "stream"]
         self._checks = checks
         self._answer = answer
         self._parts = parts
-        self._is_one_window = len(settings) < len(checks.of_answer)
-        self._window = max((each.window for each in settings), default=1)
-        self._hold_back = max((each.hold_back for each in settings), default=0)
         self._sent: defaultdict[str, str] = defaultdict(str)
         """The last characters that were sent, by path."""
         self._seen: dict[int, bool] = {}
         """The choices of which something was sent, and whether they have ended."""
 
+    @property
+    def _settings(self) -> Sequence[CheckSettings]:
+        return [each.settings for each in self._checks.due]
+
+    @property
+    def _is_one_window(self) -> bool:
+        """Whether the rest is held until its end."""
+        return any(each.where == "after" for each in self._settings)
+
     async def parts(self) -> AsyncGenerator[bytes]:
         """Yield what may be sent."""
-        ahead = _Ahead(self._parts, reads_all=self._is_one_window)
+        ahead = _Ahead(self._parts, reads_all=lambda: self._is_one_window)
         num_held = 0  # events that were checked and are held back
         try:
             while ahead.events or not ahead.is_over:
@@ -195,7 +204,12 @@ class _CheckedStream:
         if self._is_one_window or len(ahead.events) == num_held:
             return False
         num_chars = sum(event.num_chars for event in ahead.events)
-        return num_chars >= self._window + self._hold_back or len(ahead.events) >= _MAX_AHEAD
+        window = max((each.window for each in self._settings), default=1)
+        return num_chars >= window + self._hold_back or len(ahead.events) >= _MAX_AHEAD
+
+    @property
+    def _hold_back(self) -> int:
+        return max((each.hold_back for each in self._settings), default=0)
 
     async def _checked(self, ahead: _Ahead) -> tuple[int, int]:
         """Have the events so far checked; return how many may be sent, and how many are held."""
@@ -208,9 +222,9 @@ class _CheckedStream:
 
     def _num_free(self, events: Sequence[_Event]) -> int:
         """Return how many events of a window are far enough from its end to be sent."""
-        num_held_chars = 0
+        num_held_chars, hold_back = 0, self._hold_back
         for count in range(len(events), 0, -1):
-            if num_held_chars >= self._hold_back:
+            if num_held_chars >= hold_back:
                 return count
             num_held_chars += events[count - 1].num_chars
         return 0
@@ -224,7 +238,7 @@ class _CheckedStream:
         asked = [
             {"path": path, "text": text, "before": self._sent[path]} for path, text in texts.items()
         ]
-        found = await self._checks.judge(self._checks.of_answer, asked, is_last=is_last)
+        found = await self._checks.judge(self._checks.due, asked, is_last=is_last)
         if found is None:
             return False
         left = dict(zip(texts, found, strict=True))

@@ -7,7 +7,8 @@ cannot read something else in it.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence, Set
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,10 +30,34 @@ _MAX_REASON_CHARS: Final = 500
 
 Asked = Mapping[str, str]
 """A text that is to be checked: `path`, `text`, `before` (the end of what was sent before it)."""
+NamesByTier = Mapping[str, Set[str]]
+"""The names of each tier that may answer a request, and of its models."""
+FindNames = Callable[[Mapping[str, Any], Set[str], str], Awaitable[NamesByTier | None]]
+"""Finds them by a request's JSON, the models that it names, and its endpoint; None: unknown."""
 
 
 class BlockedError(Exception):
     """A check blocks an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answerers:
+    """What may answer a request."""
+
+    named: Set[str] = frozenset()
+    """The models as the request names them."""
+    behind: NamesByTier | None = None
+    """None: anything may answer."""
+
+    def are_among(self, models: Collection[str], tiers: Collection[str] | None = None) -> bool:
+        """Return whether a check for `models` is made; `tiers`: those that answer. None: any."""
+        if not models or self.behind is None or not self.named.isdisjoint(models):
+            return True
+        found = self.behind
+        return any(
+            tier not in found or not found[tier].isdisjoint(models)
+            for tier in (found if tiers is None else tiers)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +69,10 @@ class Check:
     hook: Hook
     metrics: CheckMetrics
 
-    def applies(self, principal: Principal, models: Collection[str]) -> bool:
-        """Return whether a request of this key for these models is checked; of any without one."""
+    def applies(self, principal: Principal) -> bool:
+        """Return whether requests of this key are checked."""
         names = {principal.key_id, principal.name, principal.team_id, principal.team_name}
-        keys, checked = self.settings.keys, self.settings.models
-        is_for_key = not keys or not names.isdisjoint(keys)
-        return is_for_key and (not checked or not models or not set(checked).isdisjoint(models))
+        return not self.settings.keys or not names.isdisjoint(self.settings.keys)
 
     async def verdict(self, question: Question, num_texts: int) -> Verdict | None:
         """Return the verdict; None where there is none and the text goes on all the same.
@@ -85,8 +108,9 @@ class Checks:
     """All checks of a gateway that ask hooks."""
 
     checks: Sequence[Check]
+    find_names: FindNames | None = None
 
-    def of_request(
+    async def of_request(
         self, body: bytes, principal: Principal, request_id: str, endpoint: str
     ) -> "RequestChecks | None":
         """Return the checks of a request; None where none is for it. Raises BadRequestError."""
@@ -94,7 +118,13 @@ class Checks:
             document = RequestJson(body).document
         except (ValueError, RecursionError):
             raise BadRequestError("The request body is not a JSON object.") from None
-        checks = [each for each in self.checks if each.applies(principal, _models(document))]
+        checks = [each for each in self.checks if each.applies(principal)]
+        answerers = Answerers()
+        if self.find_names and any(each.settings.models for each in checks):
+            named = _models(document)
+            behind = await self.find_names(document, named, endpoint) if named else None
+            answerers = Answerers(named=named, behind=behind)
+            checks = [each for each in checks if answerers.are_among(each.settings.models)]
         if not checks:
             return None
         facts = {
@@ -104,7 +134,7 @@ class Checks:
             "key": principal.key_id,
             "team": principal.team_id,
         }
-        return RequestChecks(document, checks, facts)
+        return RequestChecks(document, checks, facts, answerers)
 
     async def close(self) -> None:
         """Close the hooks."""
@@ -116,7 +146,11 @@ class RequestChecks:
     """The checks of one request."""
 
     def __init__(
-        self, document: dict[str, Any], checks: Sequence[Check], facts: Mapping[str, Any]
+        self,
+        document: dict[str, Any],
+        checks: Sequence[Check],
+        facts: Mapping[str, Any],
+        answerers: Answerers,
     ) -> None:
         """`facts`: what hooks are told of the request beside its texts."""
         self.was_skipped = False
@@ -125,11 +159,20 @@ class RequestChecks:
         self._document = document
         self._before = [check for check in checks if check.settings.where == "before"]
         self._facts = facts
+        self._answerers = answerers
+        self._tiers: set[str] = set()
+        """Those that have answered."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of those that check the answer."""
+        """The names of those that may check the answer."""
         return tuple(check.name for check in self.of_answer)
+
+    @property
+    def due(self) -> Sequence[Check]:
+        """Those that check the answer of the tiers that have written it so far."""
+        among = self._answerers.are_among
+        return [each for each in self.of_answer if among(each.settings.models, self._tiers)]
 
     async def request(self) -> bytes:
         """Return the request as it may go on. Raises BadRequestError where it may not."""
@@ -151,7 +194,18 @@ class RequestChecks:
             return parts
         from outrider.gateway.checks.answers import checked_stream, checked_whole
 
-        return (checked_stream if answer.is_streamed else checked_whole)(self, answer, parts)
+        check = checked_stream if answer.is_streamed else checked_whole
+        return check(self, answer, self._noted(answer, parts))
+
+    async def _noted(
+        self, answer: CheckedParts, parts: AsyncGenerator[bytes]
+    ) -> AsyncGenerator[bytes]:
+        """Yield the parts, and note first which tier each is from: another may go on."""
+        async with aclosing(parts):
+            async for part in parts:
+                if answer.facts is not None:
+                    self._tiers.add(answer.facts.tier)
+                yield part
 
     async def judge(
         self, checks: Sequence[Check], asked: Sequence[Asked], *, is_last: bool = True
@@ -181,7 +235,7 @@ class RequestChecks:
         return found
 
 
-def _models(document: Mapping[str, Any]) -> Collection[str]:
+def _models(document: Mapping[str, Any]) -> Set[str]:
     """Return the names of models that a request names, as Ollama's clients write them, too."""
     models = document.get("models")
     named = [document.get("model"), *(models if isinstance(models, list) else ())]

@@ -38,7 +38,8 @@ class CheckSettings(Section):
     """What is taken out of requests to upstream tiers on other machines: email, card, key
     (credentials of APIs), account (IBAN), phone; presidio: what Presidio finds."""
     models: _Names = ()
-    """Names of models, as requests write them, for which it is made; empty: all."""
+    """Models, tiers and aliases for which it is made, whatever name a request gives a model;
+    empty: all."""
     keys: _Names = ()
     """Names or ids of keys and teams for which it is made; empty: all."""
     timeout_s: Seconds = 2.0

@@ -52,6 +52,7 @@ from outrider.gateway.wiring.answering import (
     build_planner,
 )
 from outrider.gateway.wiring.batches import build_batch_runner
+from outrider.gateway.wiring.checks import finding_names
 from outrider.gateway.wiring.gateway_parts import GatewayParts
 from outrider.gateway.wiring.responses import conversations
 from outrider.gateway.wiring.sign_in import sign_in_endpoints
@@ -70,6 +71,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     jobs = build_jobs(parts, adapters, load)
     chains = ChainBook(aliases=parts.aliases, routers=alias_routers(parts, load))
     catalog = build_catalog(parts, jobs, chains)
+    parts = finding_names(parts, catalog, chains)
     planner = build_planner(parts, jobs, catalog, chains, load)
     recent = RecentOutcomes(clock=parts.clock)
     intake = build_intake(parts, recent)

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.gateway.settings.alerts import secret_bytes
@@ -12,8 +13,11 @@ from outrider.gateway.settings.tree import Settings, SettingsError
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from outrider.gateway.answering.candidates.chains import ChainBook
+    from outrider.gateway.answering.reading.live_model_catalog import LiveModelCatalog
     from outrider.gateway.checks.checks import Checks
     from outrider.gateway.checks.hooks import Hook
+    from outrider.gateway.wiring.gateway_parts import GatewayParts
 
 
 def build_checks(settings: Settings, registry: "CollectorRegistry | None") -> "Checks | None":
@@ -34,6 +38,23 @@ def build_checks(settings: Settings, registry: "CollectorRegistry | None") -> "C
             for name, check in asking.items()
         ]
     )
+
+
+def finding_names(
+    parts: "GatewayParts", catalog: "LiveModelCatalog", chains: "ChainBook"
+) -> "GatewayParts":
+    """Return the parts with checks that know which tiers may answer a request."""
+    if parts.checks is None:
+        return parts
+    from outrider.gateway.answering.candidates.answering_names import AnsweringNames
+
+    names = AnsweringNames(
+        chains=chains,
+        catalog=catalog,
+        upstream=parts.upstream,
+        experiments=parts.experiments.registry,
+    )
+    return replace(parts, checks=replace(parts.checks, find_names=names.find))
 
 
 def build_redaction(settings: Settings) -> "Callable[[bytes], Awaitable[bytes]] | None":

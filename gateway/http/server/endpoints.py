@@ -309,7 +309,7 @@ class AnswerEndpoints:
             if self.checks is not None:
                 name = endpoint if api is None else api.name
                 request_id = request_id_of(request)
-                check = self.checks.of_request(body, meter.principal, request_id, name)
+                check = await self.checks.of_request(body, meter.principal, request_id, name)
                 body = body if check is None else await check.request()
             if api is not None:
                 caller = Caller(principal=meter.principal, reserve=reserve)

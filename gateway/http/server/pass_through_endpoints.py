@@ -101,7 +101,7 @@ class PassThroughEndpoints:
     ) -> bytes:
         """Return the request as it may go on. Raises BadRequestError where it may not."""
         name = route.path.strip("/")
-        check = checks.of_request(body, meter.principal, request_id_of(request), name)
+        check = await checks.of_request(body, meter.principal, request_id_of(request), name)
         return body if check is None else await check.request()
 
     def _response(

@@ -2,15 +2,17 @@
 
 import json
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from benchmarks.shared.mock_upstream import MockScript, ToolCall
 from outrider.gateway.tenancy.keys.amounts import LimitSpec
+from outrider.verifier.params import Tier
 from tests.gateway.checks.services import BLOCK, PASS, running_service, texts, without_word
 from tests.gateway.conftest import OpenWorld, wait_for
 from tests.gateway.hybrid import LOCAL_TEXT, Streamed, World
+from tests.gateway.scripted_client import Script, Step
 
 HERE = "tests.gateway.checks.services"
 CHANGED = LOCAL_TEXT.replace("fine", "****")
@@ -219,6 +221,42 @@ def test_a_key_without_checks_and_one_with_them_share_no_answer(open_world: Open
         assert "fine" in world.chat(model="second", **asked).text
         assert "fine" not in world.chat(model="first", **asked).text
         assert "fine" in world.chat(model="second", **asked).text
+
+
+@pytest.mark.slow_cases
+@pytest.mark.parametrize(("where", "stream"), [("after", True), ("stream", True), ("after", False)])
+def test_an_answer_is_checked_where_its_tier_is_named(
+    open_world: OpenWorld, where: str, stream: bool
+) -> None:
+    guard = checks("without_word", where, models=["small"], hold_back=8)
+    with open_world(checks=guard) as world:
+        for tier, text in (("large", LOCAL_TEXT), ("small", CHANGED)):
+            world.policy.tier = cast(Tier, tier)
+            if stream:
+                assert world.stream(model="auto").text == text
+            else:
+                answer = world.chat(model="auto").json()
+                assert answer["choices"][0]["message"]["content"] == text
+
+
+@pytest.mark.slow_cases
+@pytest.mark.parametrize("where", ["after", "stream"])
+def test_an_answer_that_another_tier_continues_is_checked_from_there(
+    open_world: OpenWorld, where: str
+) -> None:
+    guard = checks("without_word", where, models=["small"], hold_back=8)
+    aliases = {"both": {"models": ["large", "small"]}}
+    with open_world(checks=guard, aliases=aliases) as world:
+        begun, rest = (
+            [Step(token_ids=(token,)) for token in world.encode(text)]
+            for text in ("fine ", "is fine")
+        )
+        first = Script(steps=begun, failure=("engine_died", "gone"))
+        world.engine.script = lambda request: (
+            first if request.tier == "large" else Script(steps=rest)
+        )
+        streamed = world.stream(model="both", max_tokens=20)
+        assert streamed.text.endswith(" is ****")
 
 
 def test_a_trace_does_not_tell_what_is_checked(open_world: OpenWorld) -> None:

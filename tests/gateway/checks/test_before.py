@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.shared.mock_upstream import MockScript
 from outrider.gateway.alerts.delivery import signed
 from outrider.gateway.tenancy.keys.records import TeamOrder
 from tests.gateway.checks.services import KEY, PASS, SECRET, running_service, texts
@@ -111,6 +112,57 @@ def test_a_check_is_for_some_models_and_keys(open_world: OpenWorld) -> None:
             assert world.http.post("/api/chat", json=asked).status_code == 400
     with open_world(checks=function("blocking_secrets", keys=["somebody"])) as world:
         assert world.chat(model="cloud", messages=ASKED).status_code == 200
+
+
+@pytest.mark.slow_cases
+@pytest.mark.parametrize("checked", ["large", "cloud", "mock-model", "cloud/mock-model"])
+def test_a_check_of_a_model_is_made_under_each_of_its_names(
+    open_world: OpenWorld, checked: str
+) -> None:
+    aliases = {
+        "help": {"models": ["inner"]},
+        "inner": {"models": ["small", "large" if checked == "large" else "cloud"]},
+        "plain": {"models": ["small"]},
+        "open": {"models": ["small"], "defaults": {"outrider": {"policy": "prefer_local"}}},
+    }
+    guard = function("blocking_secrets", models=[checked])
+    with open_world(checks=guard, aliases=aliases) as world:
+        for model in ("help", "help:latest", "auto", "open", "unknown"):
+            answer = world.chat(model=model, messages=ASKED)
+            assert answer.status_code == 400, model
+            assert "blocks this" in answer.text, model
+        options = {"policy": "prefer_local"}
+        assert world.chat(model="small", messages=ASKED, outrider=options).status_code == 400
+        for model in ("small", "plain"):
+            assert world.chat(model=model, messages=ASKED).status_code == 200, model
+
+
+def test_a_request_that_is_passed_on_is_checked_for_the_tiers_that_have_its_endpoint(
+    open_world: OpenWorld,
+) -> None:
+    tier = {"endpoints": ["embeddings"]}
+    others = {"second": (MockScript(), tier)}
+    guard = function("blocking_secrets", models=["second"])
+    with open_world(tier=tier, others=others, checks=guard) as world:
+        for model, is_blocked in {"second": True, "auto": True, "cloud": False}.items():
+            asked = {"model": model, "input": "the secret"}
+            answer = world.http.post("/v1/embeddings", json=asked)
+            assert ("blocks this" in answer.text) is is_blocked, model
+
+
+@pytest.mark.slow
+def test_a_check_covers_what_an_arms_model_answers(opened: OpenWorld) -> None:
+    keys = {"refresh_s": 0.02, "admin_token": "the-administrators-token"}
+    guard = function("blocking_secrets", models=["second"])
+    others = {"second": (MockScript(), {})}
+    arms = {"here": {}, "there": {"set": {"model": "second"}}}
+    wanted = {"name": "places", "unit": "request", "arms": arms, "control": "here", "start": True}
+    with opened(keys=keys, checks=guard, others=others) as books:
+        assert books.world.chat(messages=ASKED).status_code == 200
+        boss = {"authorization": f"Bearer {keys['admin_token']}"}
+        made = books.world.http.post("/admin/experiments", json=wanted, headers=boss)
+        assert made.status_code < 300, made.text
+        assert all(books.world.chat(messages=ASKED).status_code == 400 for _ in range(8))
 
 
 def test_a_check_is_for_the_keys_of_a_team_by_its_name(opened: OpenWorld) -> None:
