@@ -85,7 +85,8 @@ class OnDemandPoolSettings(Section):
     load_within_s: Seconds = 1800.0
     """Time for loading a model, with its download, after which its process is ended."""
     max_waiting: Count = 256
-    """Requests that may wait for models; further ones are refused with status 503."""
+    """Requests that may wait for models; further ones are refused with status 503. A tenant with
+    less than its share of these places is taken in all the same, up to twice as many in all."""
 
 
 def with_on_demand(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ class LogContext:
     request_id: str
     key: str | None = None
     """The key's public id."""
+    tenant: str = ""
+    """The key's; not logged, but places that requests wait in are shared out by it."""
     tier: str | None = None
     """The one that answers."""
     trace_id: str | None = None

@@ -131,7 +131,7 @@ class AuthDispatcher:
                     await error.fetched()
                     principal = self._principal(scope, headers)
                 state["principal"] = principal
-                context.key = principal.key_id
+                context.key, context.tenant = principal.key_id, principal.tenant
             app = await self._endpoint(scope, receive, send_with_id, headers)
             await app(scope, receive, send_with_id)
         except (GatewayError, EngineError, HTTPException) as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from outrider.gateway.contract.errors.tree import ConflictError, UnavailableError
 from outrider.gateway.contract.schema.kinds import ModelState
+from outrider.gateway.telemetry.log_context import log_context
 from outrider.gateway.upstream.on_demand.process import LoadError, ModelProcess, ProcessRecipe
 from outrider.gateway.upstream.replicas import ReplicaSet
 
@@ -122,9 +123,12 @@ class OnDemandModel:
         self.last_used_s = self._pool.clock()
         if self.is_loaded:
             return
+        context = log_context()
+        tenant = "" if context is None else context.tenant
         try:
-            self._require_hope()
-            await self._wait(end_s)
+            self._require_hope(tenant)
+            with self._pool.place(tenant):
+                await self._wait(end_s)
         except UnavailableError:
             self.counts.num_refused += 1
             raise
@@ -154,13 +158,13 @@ class OnDemandModel:
             self._life.cancel()
         await asyncio.wait({self._life})
 
-    def _require_hope(self) -> None:
+    def _require_hope(self, tenant: str) -> None:
         """Raise UnavailableError where waiting for it would be in vain."""
         if self._failure.until_s > self._pool.clock():
             raise self._refusal()
-        if self._pool.num_waiting >= self._pool.settings.max_waiting:
+        if not self._pool.has_place(tenant):
             raise UnavailableError(
-                f"{self._pool.num_waiting} requests wait for models (on_demand.max_waiting). "
+                f"{self._pool.waiting.total()} requests wait for models (on_demand.max_waiting). "
                 f"Try again in {RETRY_S:g} s.",
                 retry_after_s=RETRY_S,
             )

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from outrider.gateway.settings.on_demand import OnDemandPoolSettings
@@ -32,15 +34,31 @@ class ModelPool:
         self.start_process = start_process
         self.models: dict[str, OnDemandModel] = {}
         """By name, in the order of the settings."""
+        self.waiting: Counter[str] = Counter()
+        """Requests that wait for any of them, by tenant; no tenant is there without one."""
         self._read_free = free_bytes
         self._memory_bytes = round((settings.memory_gib or 0) * _GIB)
         """For all models together; where no setting names it, what was free without any."""
         self._tending: asyncio.Task[None] | None = None
 
-    @property
-    def num_waiting(self) -> int:
-        """Return the requests that wait for any of them."""
-        return sum(model.num_waiting for model in self.models.values())
+    def has_place(self, tenant: str) -> bool:
+        """Return whether another request of this tenant may wait.
+
+        Where others take all places, a tenant with less than its share is taken in; but never are
+        there twice as many.
+        """
+        num_waiting, most = self.waiting.total(), self.settings.max_waiting
+        share = most / len(self.waiting.keys() | {tenant})
+        return num_waiting < most or (self.waiting[tenant] < share and num_waiting < 2 * most)
+
+    @contextmanager
+    def place(self, tenant: str) -> Iterator[None]:
+        """Count a request that waits."""
+        self.waiting[tenant] += 1
+        try:
+            yield
+        finally:
+            self.waiting -= Counter((tenant,))
 
     def add(self, name: str, needs: ModelNeeds, replicas: ReplicaSet) -> OnDemandModel:
         """Add a model, which serves as the server of these replicas."""

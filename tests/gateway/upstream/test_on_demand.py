@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from outrider.gateway.contract.errors.http import problem_of
 from outrider.gateway.contract.errors.tree import ConflictError, UnavailableError
 from outrider.gateway.http.server.veil import without_tiers
+from outrider.gateway.telemetry.log_context import begin_log_context
 from outrider.gateway.upstream.on_demand.metrics import ModelCollector
 from outrider.gateway.upstream.on_demand.model import OnDemandModel
 from tests.gateway.upstream.on_demand_world import pool_world, running, until
@@ -183,10 +184,30 @@ async def test_no_more_requests_wait_than_may() -> None:
         world.loads_at_once = False
         slow, other = world.add("slow"), world.add("other")
         waiting = [asyncio.create_task(refused(slow)) for _ in range(3)]
-        await until(lambda: world.pool.num_waiting == 3)
+        await until(lambda: slow.num_waiting == 3)
         assert "3 requests wait for models" in str(await refused(other))
         assert len(world.started) == 1
         await asyncio.gather(*waiting)
+
+
+async def test_a_tenant_that_takes_all_places_leaves_others_their_share() -> None:
+    async def refused_of(tenant: str, model: OnDemandModel) -> str:
+        begin_log_context("req-1").tenant = tenant
+        return str(await refused(model))
+
+    async with running(pool_world()) as world:
+        world.loads_at_once = False
+        slow, other = world.add("slow"), world.add("other")
+        places = [("many", slow)] * 3 + [("few", other)] * 2 + [("third", slow)]
+        waiting = []
+        for number, (tenant, model) in enumerate(places, 1):
+            waiting.append(asyncio.create_task(refused_of(tenant, model)))
+            await until(lambda number=number: world.pool.waiting.total() == number)
+        for tenant in ("many", "few", "third", "fourth"):
+            assert "6 requests wait" in await asyncio.create_task(refused_of(tenant, slow))
+        told = await asyncio.gather(*waiting)
+        assert all("has not loaded" in each for each in told)
+        assert not world.pool.waiting
 
 
 async def test_a_client_that_goes_away_leaves_the_loading_to_others() -> None:
