@@ -15,8 +15,9 @@ class RetentionSettings(Section):
     """How long anything is kept. `outrider retention` lists all of it."""
 
     days: Count | None = None
-    """Most days that responses, cached and idempotent answers, captured texts, keys and values on
-    a disk and the ledger are kept; shortens each of their own settings. Unset: as those say."""
+    """Most days that responses, cached and idempotent answers, captured texts, copies of mirrors,
+    keys and values on a disk and the ledger are kept; shortens each of their own settings.
+    Unset: as those say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,8 @@ KEPT: Final = (
     Kept(
         what="requests and both answers of mirrors",
         where="mirror.file, where it is set",
-        otherwise="until you remove the file",
+        setting=("mirror", "retention_days"),
+        unit_s=DAY_S,
     ),
 )
 """All that is kept. Whoever keeps more adds it here, and to gateway/wiring/erasing.py."""

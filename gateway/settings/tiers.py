@@ -283,7 +283,10 @@ class MirrorSettings(Section):
     max_in_flight: Count = 4
     """Concurrent copies; further ones are dropped."""
     file: Path | None = None
-    """JSON lines file to which request and both answers are appended; unset: metrics only."""
+    """JSON lines file to which request and both answers are appended, one for each day with that in
+    its name: mirror.jsonl becomes mirror-2026-11-29.jsonl; unset: metrics only."""
+    retention_days: Count | None = None
+    """Files older than this are deleted; unset: never."""
 
 
 class Complaint(NamedTuple):

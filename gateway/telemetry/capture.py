@@ -13,10 +13,9 @@ import logging
 import os
 import queue
 import random
-import re
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -27,12 +26,12 @@ from outrider.gateway.settings.telemetry import CaptureSettings
 from outrider.gateway.settings.tree import SettingsError
 from outrider.gateway.telemetry.answer_text import answer_of
 from outrider.gateway.telemetry.content import content_attributes
+from outrider.gateway.telemetry.dated_files import DatedFiles
 from outrider.gateway.telemetry.redaction import redact_json
 from outrider.gateway.telemetry.tracer import NULL_SPAN, Span
 
 logger = logging.getLogger(__name__)
 
-_FILE: Final = re.compile(r"capture-(\d{4}-\d{2}-\d{2})\.jsonl")
 _MAX_PENDING: Final = 1000
 _MAX_PENDING_BYTES: Final = 64 << 20
 """Bytes of requests and answers together that may wait for the disk."""
@@ -185,14 +184,13 @@ class JsonlCapture:
         """Store the arguments. `wall_clock`: seconds since 1970, for the age of files."""
         self.shows_texts = shows_texts
         self._settings = settings
-        self._folder = settings.folder
+        self._files = captured_files(settings.folder) if settings.folder else None
         self._rng = rng
         self._wall_clock = wall_clock
         self._pending: queue.Queue[Exchange | None] = queue.Queue(_MAX_PENDING)
         self._lock = threading.Lock()
         self._pending_bytes = 0
         self._is_closed = False
-        self._cleaned_on: datetime.date | None = None
         self._has_failed = False
         self._is_torn = False
         counter = Counter(
@@ -206,7 +204,7 @@ class JsonlCapture:
 
     def wants(self, *, is_private: bool) -> bool:
         """Draw whether to keep a request: the settings' share of those that are not private."""
-        if self._folder is None or is_private or self._is_closed:
+        if self._files is None or is_private or self._is_closed:
             return False
         return self._rng.random() < self._settings.share
 
@@ -257,7 +255,8 @@ class JsonlCapture:
         while True:
             exchange: Exchange | None = None
             try:
-                self._remove_old()
+                if self._files is not None:
+                    self._files.remove_old(self._wall_clock(), self._settings.retention_days)
                 exchange = self._pending.get(timeout=_LOOK_FOR_OLD_S)
                 if exchange is None:
                     return
@@ -285,15 +284,14 @@ class JsonlCapture:
                 exchange.span.set(content_attributes(document["request"], document["answer"]))
         finally:
             exchange.span.end(exchange.ended_s)
-        if exchange.is_kept and self._folder is not None:
-            self._append(self._folder, exchange, document)
+        if exchange.is_kept and self._files is not None:
+            self._append(self._files.at(exchange.ended_at), document)
 
-    def _append(self, folder: Path, exchange: Exchange, document: dict[str, Any]) -> None:
+    def _append(self, path: Path, document: dict[str, Any]) -> None:
         """Write one line, at once: another process may write to the same file."""
         line = json.dumps(document).encode("ascii") + b"\n"
-        day = datetime.datetime.fromtimestamp(exchange.ended_at, datetime.UTC).date()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(folder / f"capture-{day.isoformat()}.jsonl", flags, 0o600)
+        file = os.open(path, flags, 0o600)
         try:
             if stat.S_IMODE(os.fstat(file).st_mode) != 0o600:
                 os.fchmod(file, 0o600)
@@ -329,28 +327,7 @@ class JsonlCapture:
     def _redacted(self, value: Any) -> Any:
         return redact_json(value) if self._settings.redact else value
 
-    def _remove_old(self) -> None:
-        """Delete the files of days that are too long ago; once a day, and at the start."""
-        today = datetime.datetime.fromtimestamp(self._wall_clock(), datetime.UTC).date()
-        if self._folder is None or today == self._cleaned_on:
-            return
-        self._cleaned_on = today
-        last = today - datetime.timedelta(days=self._settings.retention_days)
-        for path, day in _dated(self._folder):
-            if day < last:
-                path.unlink(missing_ok=True)
-                logger.info("captured day deleted day=%s", day)
 
-
-def captured_files(folder: Path) -> list[Path]:
-    """Return the files of captured texts in a folder, the oldest first."""
-    return [path for path, _ in _dated(folder)]
-
-
-def _dated(folder: Path) -> Iterator[tuple[Path, datetime.date]]:
-    """Return our files there, and their days."""
-    for path in sorted(folder.iterdir()):
-        found = _FILE.fullmatch(path.name)
-        if found is not None:
-            with contextlib.suppress(ValueError):
-                yield path, datetime.date.fromisoformat(found[1])
+def captured_files(folder: Path) -> DatedFiles:
+    """Return the files of captured texts in a folder."""
+    return DatedFiles(folder / "capture.jsonl")

@@ -16,6 +16,7 @@ import msgspec
 
 from outrider.gateway.contract.errors.tree import GatewayError, UnavailableError
 from outrider.gateway.settings.tiers import MirrorSettings
+from outrider.gateway.telemetry.dated_files import DatedFiles
 from outrider.gateway.upstream.call import UpstreamCall
 from outrider.gateway.upstream.tier import UpstreamTier
 from outrider.gateway.upstream.upstream_metrics import UpstreamMetrics
@@ -23,6 +24,7 @@ from outrider.gateway.upstream.usage import cost_usd
 
 logger = logging.getLogger(__name__)
 
+_LOOK_FOR_OLD_S: Final = 600.0
 _OF_THE_STREAM: Final = frozenset({"stream", "stream_options"})
 
 
@@ -50,7 +52,7 @@ class Mirror:
 
     A copy begins when the client has its answer, is not streamed, and has neither the request's
     deadline nor its retries. There are at most `max_in_flight` of them; further ones are dropped,
-    not queued. With a file, a line of JSON for each copy is appended to it.
+    not queued. With a file, a line of JSON for each copy is appended to that of its day.
     """
 
     def __init__(
@@ -70,8 +72,9 @@ class Mirror:
         self._clock = clock
         self._rng = rng
         self._wall_clock = wall_clock
-        self._file = None if settings.file is None else settings.file.expanduser()
+        self._files = None if settings.file is None else DatedFiles(settings.file.expanduser())
         self._copies: set[asyncio.Task[None]] = set()
+        self._cleaning: asyncio.Task[None] | None = None
         self._is_closed = False
 
     @property
@@ -97,21 +100,37 @@ class Mirror:
         copy.add_done_callback(self._copies.discard)
         return True
 
+    async def start(self) -> None:
+        """Delete old files, from now on."""
+        days = self._settings.retention_days
+        if self._files is not None and days is not None:
+            self._cleaning = asyncio.create_task(self._clean(self._files, days), name="old copies")
+
     async def close(self) -> None:
         """End all copies. Offers are refused from now on."""
         self._is_closed = True
-        for copy in self._copies:
-            copy.cancel()
-        await asyncio.gather(*self._copies, return_exceptions=True)
+        tasks = [*self._copies, *((self._cleaning,) if self._cleaning else ())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _clean(self, files: DatedFiles, days: int) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(files.remove_old, self._wall_clock(), days)
+            except OSError as error:
+                logger.error("old copies cannot be deleted error=%s", error.strerror)
+            await asyncio.sleep(_LOOK_FOR_OLD_S)
 
     async def _copy(self, call: UpstreamCall, answer: MirroredAnswer) -> None:
         """Ask, count and write; a failure appears in the log only."""
         try:
             copied = await self._ask(call)
             self._metrics.mirrored(self._tier.name, "failed" if "failure" in copied else "answered")
-            if self._file is not None:
-                line = msgspec.json.encode(self._record(call, answer, copied)) + b"\n"
-                await asyncio.to_thread(_append, self._file, line)
+            if self._files is not None:
+                now_s = self._wall_clock()
+                line = msgspec.json.encode(self._record(call, answer, copied, now_s)) + b"\n"
+                await asyncio.to_thread(_append, self._files.at(now_s), line)
         except Exception:
             logger.exception("copy failed request_id=%s tier=%s", call.request_id, self._tier.name)
 
@@ -156,11 +175,11 @@ class Mirror:
         return replace(call, document=document, model=model, deadline_s=None, prediction="")
 
     def _record(
-        self, call: UpstreamCall, answer: MirroredAnswer, copied: dict[str, Any]
+        self, call: UpstreamCall, answer: MirroredAnswer, copied: dict[str, Any], now_s: float
     ) -> dict[str, Any]:
         """Return a line of the file."""
         return {
-            "time": datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(),
+            "time": datetime.fromtimestamp(now_s, UTC).isoformat(),
             "request_id": call.request_id,
             "key": answer.key_id,
             "end_user": answer.end_user,

@@ -13,6 +13,7 @@ from outrider.gateway.storage import tables
 from outrider.gateway.storage.database import Database
 from outrider.gateway.telemetry.capture import captured_files
 from outrider.gateway.telemetry.capture_erasing import erase_lines
+from outrider.gateway.telemetry.dated_files import DatedFiles
 from outrider.gateway.tenancy.keys.key_parts import key_hasher
 from outrider.gateway.tenancy.ledger.row import printable
 
@@ -74,13 +75,16 @@ def _erase_batches(settings: Settings, database: Database, subject: Subject) -> 
 
 def _erase_captured(settings: Settings, database: Database, subject: Subject) -> int:
     folder = settings.telemetry.capture.folder
-    paths = captured_files(folder) if folder and folder.is_dir() else []
+    paths = captured_files(folder).all() if folder else []
     return _erase_lines(settings, database, subject, paths)
 
 
 def _erase_mirrored(settings: Settings, database: Database, subject: Subject) -> int:
     file = settings.mirror.file and settings.mirror.file.expanduser()
-    return _erase_lines(settings, database, subject, [file] if file and file.is_file() else [])
+    paths = DatedFiles(file).all() if file else []
+    if file and file.is_file():  # an older version's, or one that was joined of these
+        paths.append(file)
+    return _erase_lines(settings, database, subject, paths)
 
 
 def _erase_lines(

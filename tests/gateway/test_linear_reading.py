@@ -290,7 +290,6 @@ NOT_CLIENTS: Final[dict[str, tuple[str, ...]]] = {
         "gateway/settings/tiers.py:_HEADER_VALUE",
         "gateway/settings/tiers.py:_base_url",
         "gateway/settings/toml_text.py:_BARE_KEY",
-        "gateway/telemetry/capture.py:_FILE",
         "gateway/tenancy/keys/admin_token.py:_ALPHABETS",
         "gateway/tenancy/keys/admin_token.py:_VISIBLE",
         "gateway/tenancy/keys/timestamps.py:_DURATION",

@@ -49,6 +49,8 @@ class UpstreamParts:
             await self.pool.start()
         if self.small is not None:
             await self.small.start()
+        if self.mirror is not None:
+            await self.mirror.start()
 
     async def close(self) -> None:
         """Close the tiers, and what uses them."""

@@ -29,6 +29,8 @@ def test_one_setting_shortens_all_that_have_a_time() -> None:
     flags = {"retention.days": 3, "engine.kv_folder_ttl_s": 60.0}
     short = kept(load_settings(flags=flags, environ={}))
     assert short["stored responses"] == short["captured texts"] == short["the ledger"] == 3 * DAY_S
+    assert usual["requests and both answers of mirrors"] is None
+    assert short["requests and both answers of mirrors"] == 3 * DAY_S
     assert short["keys and values on a disk"] == 60
     assert short["cached answers"] == usual["cached answers"] == 3600
     assert short["the audit log"] is None

@@ -43,6 +43,11 @@ def call(**changes: Any) -> UpstreamCall:
     return replace(whole, **changes)
 
 
+def written(folder: Path) -> bytes:
+    """What the file of the day holds."""
+    return b"".join(path.read_bytes() for path in folder.glob("mirror-20*.jsonl"))
+
+
 @dataclass(frozen=True)
 class Bench:
     mock: MockUpstream
@@ -73,6 +78,7 @@ async def bench(
         mirror = build_mirror(settings, tiers, metrics, rng=random.Random(7))
         assert mirror is not None
         await tiers["shadow"].start()
+        await mirror.start()
         try:
             yield Bench(mock, mirror, registry)
         finally:
@@ -148,10 +154,9 @@ async def test_a_copy_that_fails_is_counted_and_written(
     async with bench(spoilt, mirror__file=str(file), tiers__shadow__model="m") as it:
         assert it.mirror.offer(call(), ANSWER)
         await it.until(lambda: it.count("failed") == 1)
-        await it.until(file.exists)
-        await it.until(lambda: file.read_bytes().endswith(b"\n"))
+        await it.until(lambda: written(tmp_path).endswith(b"\n"))
         assert it.mock.num_requests == 1, "it is not tried again"
-        assert json.loads(file.read_bytes())["mirror"]["failure"] == failure
+        assert json.loads(written(tmp_path))["mirror"]["failure"] == failure
 
 
 async def test_without_a_model_there_is_no_copy() -> None:
@@ -183,11 +188,13 @@ def test_the_file_has_a_line_for_each_copy(tmp_path: Path) -> None:
                 document = {"messages": long, "stream": True}
                 assert it.mirror.offer(call(request_id=f"r-{number}", document=document), ANSWER)
             await it.until(lambda: it.count("answered") == 50)
-            await it.until(lambda: file.exists() and file.read_bytes().count(b"\n") == 50)
+            await it.until(lambda: written(tmp_path).count(b"\n") == 50)
 
     asyncio.run(main())
-    lines = [json.loads(line) for line in file.read_bytes().splitlines()]
+    lines = [json.loads(line) for line in written(tmp_path).splitlines()]
     assert {line["request_id"] for line in lines} == {f"r-{number}" for number in range(50)}
+    (file,) = tmp_path.iterdir()
+    assert file.name == f"mirror-{lines[0]['time'][:10]}.jsonl"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     line = lines[0]
     assert line["endpoint"] == "chat"
@@ -210,14 +217,38 @@ def test_the_file_has_a_line_for_each_copy(tmp_path: Path) -> None:
     assert line["time"].endswith("+00:00")
 
 
+@pytest.mark.parametrize("setting", ["mirror__retention_days", "retention__days"])
+async def test_old_days_are_deleted_and_nothing_else(tmp_path: Path, setting: str) -> None:
+    kept = (
+        "mirror.jsonl",
+        "mirror-notes.jsonl",
+        "mirror-2100-01-01.jsonl",
+        "other-2020-01-01.jsonl",
+    )
+    for name in (*kept, "mirror-2020-01-01.jsonl", "mirror-2026-01-31.jsonl"):
+        (tmp_path / name).write_text("x")
+    async with bench(mirror__file=str(tmp_path / "mirror.jsonl"), **{setting: 2}) as it:
+        await it.until(lambda: {path.name for path in tmp_path.iterdir()} == set(kept))
+
+
+async def test_without_a_time_all_days_are_kept(tmp_path: Path) -> None:
+    old = tmp_path / "mirror-2020-01-01.jsonl"
+    old.write_text("x")
+    async with bench(mirror__file=str(tmp_path / "mirror.jsonl")) as it:
+        assert it.mirror.offer(call(), ANSWER)
+        await it.until(lambda: b"Hello back" in written(tmp_path))
+    assert old.exists()
+
+
 def test_an_unwritable_mirror_file_disturbs_no_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = tmp_path / "taken"
+    folder = tmp_path / "gone"
+    folder.mkdir()
 
     async def main() -> None:
-        async with bench(mirror__file=str(folder)) as it:
-            folder.mkdir()
+        async with bench(mirror__file=str(folder / "mirror.jsonl")) as it:
+            folder.rmdir()
             assert it.mirror.offer(call(), ANSWER)
             await it.until(lambda: "copy failed" in caplog.text)
             assert it.mirror.offer(call(), ANSWER)
@@ -233,7 +264,7 @@ def test_the_file_says_whose_a_request_is(opened: OpenWorld, tmp_path: Path) -> 
     mirror = {"tier": "shadow", "share": 1.0, "file": file}
     with opened(mirror=mirror, mirrored=MockScript()) as books:
         assert books.world.chat(model="cloud", user="ann").status_code == 200
-        wait_for(lambda: file.is_file() and file.read_bytes().endswith(b"\n"))
-        line = json.loads(file.read_bytes())
+        wait_for(lambda: written(tmp_path).endswith(b"\n"))
+        line = json.loads(written(tmp_path))
         assert (line["key"], line["end_user"]) == (books.key[3:11], "ann")
         assert "ann" not in str(line["request"])

@@ -247,11 +247,13 @@ def test_copies_of_mirrors_are_erased(
         digest = key_store(load_settings(), database).hasher.end_user_digest("ann")
     whose = [(key_id, digest), (key_id, "bob"), ("other", "ann"), ("other", "")]
     lines = [{"key": key, "end_user": name, "request": {}} for key, name in whose]
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert "mirrors: 1" in outrider("erase --end-user ann --tenant app --yes").stdout
-    assert "mirrors: 1" in outrider("erase --end-user ann --yes").stdout
-    assert "mirrors: 1" in outrider("erase --tenant app --wait 0 --yes").stdout
-    assert file.read_text() == f"{json.dumps(lines[3])}\n"
+    files = (file, tmp_path / "mirror-2026-11-22.jsonl")  # an older version's, and a day's
+    for each in files:
+        each.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "mirrors: 2" in outrider("erase --end-user ann --tenant app --yes").stdout
+    assert "mirrors: 2" in outrider("erase --end-user ann --yes").stdout
+    assert "mirrors: 2" in outrider("erase --tenant app --wait 0 --yes").stdout
+    assert {each.read_text() for each in files} == {f"{json.dumps(lines[3])}\n"}
 
 
 def test_an_end_user_named_by_a_mail_address_is_erased(
