@@ -1,13 +1,16 @@
 """What is watched in a gateway: breakers, engines, the router, budgets."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
+from urllib.parse import urlsplit
 
 from outrider.gateway.alerts.conditions import Condition, Source
 from outrider.gateway.engines.fleet.roster import ReplicaState
+from outrider.gateway.settings.loopback import is_loopback
 from outrider.gateway.storage.database import Database
 from outrider.gateway.tenancy.keys.amounts import NANOS_PER_USD
 from outrider.gateway.tenancy.keys.key_registry import KeyRegistry
@@ -33,7 +36,7 @@ def breakers(tiers: Mapping[str, ReplicaSet]) -> Source:
     async def look() -> list[Condition]:
         return [
             Condition(
-                subject=f"breaker/{name}/{replica.name}",
+                subject=f"breaker/{name}/{_unique(replica.name, replica.url)}",
                 event="breaker.closed" if replica.breaker.state == "closed" else "breaker.opened",
                 is_trouble=replica.breaker.state != "closed",
                 data={"tier": name, "server": replica.name},
@@ -55,7 +58,7 @@ def replicas(states: Callable[[], Sequence[ReplicaState]]) -> Source:
         were_up.intersection_update({state.name for state in found})
         return [
             Condition(
-                subject=f"replica/{state.name}",
+                subject=f"replica/{_unique(state.name, state.name)}",
                 event="replica.back" if state.is_up else "replica.lost",
                 is_trouble=not state.is_up,
                 data={"replica": state.name, "reason": state.reason},
@@ -65,6 +68,16 @@ def replicas(states: Callable[[], Sequence[ReplicaState]]) -> Source:
         ]
 
     return look
+
+
+def _unique(name: str, address: str) -> str:
+    """Return a name that is another on each machine, where an address is reached from it only.
+
+    One that several gateways reach is the same server's for all of them: one of them tells of it.
+    """
+    url = urlsplit(address)
+    is_own = url.scheme == "ipc" or is_loopback(url.hostname or "")
+    return f"{socket.gethostname()}/{name}" if is_own else name
 
 
 def drift(guard: RouteGuard) -> Source:

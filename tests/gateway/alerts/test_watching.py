@@ -192,6 +192,29 @@ def test_engines_are_watched_once_they_were_up() -> None:
     assert asyncio.run(look()) == []
 
 
+@pytest.mark.parametrize("own", ["tcp://127.0.0.1:9000", "tcp://[::1]:9000", "ipc:///run/engine"])
+def test_what_one_machine_alone_reaches_is_another_subject_on_each(
+    monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    names = (own, "tcp://10.0.0.1:9000", "tcp://engine-0:9000")
+    facts: dict[str, Any] = {"group": "g", "num_in_flight": 0, "num_requests": 0}
+    states = [
+        ReplicaState(name=name, is_up=True, is_draining=False, reason="", **facts) for name in names
+    ]
+    servers = replica_set(0, HandClock())
+    servers.replace(("http://127.0.0.1:8000/v1",))
+    found = []
+    for machine in ("first", "second"):
+        monkeypatch.setattr("socket.gethostname", lambda machine=machine: machine)
+        looks = (replicas(lambda: states), breakers({"cloud": servers}))
+        found.append([each.subject for look in looks for each in asyncio.run(look())])
+    shared = ["replica/tcp://10.0.0.1:9000", "replica/tcp://engine-0:9000"]
+    assert found == [
+        [f"replica/{machine}/{own}", *shared, f"breaker/cloud/{machine}/127.0.0.1:8000"]
+        for machine in ("first", "second")
+    ]
+
+
 def test_drift_of_the_router_is_watched() -> None:
     class Guard:
         is_drifting = False
