@@ -153,9 +153,9 @@ def test_a_request_that_is_passed_on_is_checked_for_the_tiers_that_have_its_endp
 @pytest.mark.slow
 def test_a_check_covers_what_an_arms_model_answers(opened: OpenWorld) -> None:
     keys = {"refresh_s": 0.02, "admin_token": "the-administrators-token"}
-    guard = function("blocking_secrets", models=["second"])
+    guard = function("blocking_secrets", models=["other"])
     others = {"second": (MockScript(), {})}
-    arms = {"here": {}, "there": {"set": {"model": "second"}}}
+    arms = {"here": {}, "there": {"set": {"model": "second/other"}}}
     wanted = {"name": "places", "unit": "request", "arms": arms, "control": "here", "start": True}
     with opened(keys=keys, checks=guard, others=others) as books:
         assert books.world.chat(messages=ASKED).status_code == 200

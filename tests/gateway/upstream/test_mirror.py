@@ -261,10 +261,12 @@ def test_an_unwritable_mirror_file_disturbs_no_request(
 def test_the_file_says_whose_a_request_is(opened: OpenWorld, tmp_path: Path) -> None:
     """So that it can be erased: what goes to the server names no end user."""
     file = tmp_path / "mirror.jsonl"
-    mirror = {"tier": "shadow", "share": 1.0, "file": file}
+    mirror = {"tier": "shadow", "share": 1.0, "file": file, "retention_days": 9}
+    old = tmp_path / "mirror-2020-01-01.jsonl"
+    old.write_text("x")
     with opened(mirror=mirror, mirrored=MockScript()) as books:
         assert books.world.chat(model="cloud", user="ann").status_code == 200
-        wait_for(lambda: written(tmp_path).endswith(b"\n"))
+        wait_for(lambda: written(tmp_path).endswith(b"\n") and not old.exists())
         line = json.loads(written(tmp_path))
         assert (line["key"], line["end_user"]) == (books.key[3:11], "ann")
         assert "ann" not in str(line["request"])

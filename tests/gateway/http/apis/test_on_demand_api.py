@@ -1,6 +1,7 @@
 """Models on demand through a whole gateway, with scripted processes before mock servers."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -30,6 +31,7 @@ from tests.gateway.scripted_client import Script, ScriptedClient
 from tests.gateway.tenancy.keys.world import ADMIN_TOKEN
 from tests.gateway.tenancy.keys.world import World as Keys
 from tests.gateway.upstream.on_demand_world import PoolWorld, pool_world
+from tests.gateway.waiting import wait_for
 
 BOSS = {"authorization": f"Bearer {ADMIN_TOKEN}"}
 CHAT = {"messages": [{"role": "user", "content": "How are you today?"}]}
@@ -200,3 +202,24 @@ def test_what_is_no_gateway_is_told_in_a_sentence() -> None:
         result = CliRunner().invoke(app, ["models", "ls", "--url", url])
     assert result.exit_code == 1
     assert "/admin/models answers with status 501, and not as a gateway does" in result.output
+
+
+def test_requests_wait_in_the_places_of_their_keys_tenant(world: World) -> None:
+    pool = world.pool.pool
+    pool.settings = pool.settings.model_copy(update={"start_within_s": 60.0})
+    world.pool.loads_at_once = False
+    made = [world.http.post("/admin/keys", json={"name": n}, headers=BOSS) for n in ("a", "b")]
+    many, few = ({"authorization": f"Bearer {each.json()['key']}"} for each in made)
+
+    def ask(headers: dict[str, str]) -> httpx.Response:
+        body = {**CHAT, "model": "first"}
+        return world.http.post("/v1/chat/completions", json=body, headers=headers)
+
+    with ThreadPoolExecutor() as threads:
+        waiting = [threads.submit(ask, many) for _ in range(3)]
+        wait_for(lambda: pool.waiting.total() == 3, 20)
+        assert "3 requests wait for models" in ask(many).text
+        waiting.append(threads.submit(ask, few))
+        wait_for(lambda: sorted(pool.waiting.values()) == [1, 3], 20)
+        world.pool.started[0].loaded.set()
+        assert [each.result().status_code for each in waiting] == [200] * 4
