@@ -54,9 +54,12 @@ def verify(engine: Engine, requests: Iterable[EngineRequest], answers: "dict[str
 
 
 def is_repeatable(request: EngineRequest, answer: "Answer") -> bool:
-    """True if the answer is the one that its tier, its seed and its text say."""
+    """True if the answer is the one that its tier, its seed and its text say.
+
+    What needs both models, a cascade or the judging of one, cannot be asked without speculation.
+    """
     has_ended = answer.finished is not None and answer.finished.finish_reason != "abort"
-    is_changed = bool(answer.switches) or request.may_escalate or request.cascade is not None
+    is_changed = bool(answer.switches) or request.may_escalate or request.needs_both_models
     return has_ended and not is_changed and not request.adapters
 
 
