@@ -104,6 +104,8 @@ def _needed_beside(path: tuple[str, ...], variable: str) -> dict[str, str]:
         return {variable.removesuffix("_REVISION"): "owner/name"}
     if path == ("alerts", "url"):
         return {variable: "https://a", "OUTRIDER_ALERTS__SECRET": f"whsec_{'A' * 32}"}
+    if path[0] == "checks" and path[-1] == "url":  # plain text reaches only this machine
+        return {variable: "https://a"}
     if path == ("routing", "max_cost_usd"):
         return {"OUTRIDER_ROUTING__PRICES__LARGE__PROMPT": "1"}
     return {}
