@@ -99,6 +99,11 @@ class EngineReplica:
         self._bytes_per_s = _FIRST_BYTES_PER_S
         self._stored_bytes_per_s = _FIRST_BYTES_PER_S
 
+    def take_info(self, info: EngineInfo) -> None:
+        """Take in what it is; so its load says from the first request on what moved blocks cost."""
+        self.info, self.refusal = info, None
+        self._note_load()
+
     @property
     def is_up(self) -> bool:
         """True if it serves requests."""

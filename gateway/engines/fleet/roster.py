@@ -176,7 +176,7 @@ class Roster:
                         "serve the same checkpoints: start it with that one, or run a gateway of "
                         "its own for it."
                     )
-        replica.info, replica.refusal = info, None
+        replica.take_info(info)
         replica.is_held = replica.group in self._held_groups
         self._note_up(replica)
         self.seen = info if self.seen is None else joined_info((info, self.seen))
