@@ -25,6 +25,7 @@ from typing import Final
 
 import torch
 
+from benchmarks.shared.gguf_files import store_gguf
 from benchmarks.shared.grown import grown_large
 from benchmarks.shared.harness import (
     argument_parser,
@@ -37,7 +38,7 @@ from benchmarks.shared.harness import (
     write_results,
 )
 from benchmarks.shared.record import Summary
-from benchmarks.shared.stored_checkpoints import store_awq, store_gguf
+from benchmarks.shared.stored_checkpoints import store_awq
 from outrider.engine.model.load import load_model
 from outrider.engine.model.quantised.formats import Rounding
 from outrider.engine.model.read_config import read_model_config

@@ -8,10 +8,13 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.engine.model.config import ModelConfig
+from outrider.engine.model.gguf.folder import gguf_folder
 from outrider.engine.model.gguf.tensors import _PARTS, _WHOLE
+from outrider.engine.model.read_config import read_model_config
 from outrider.kernels.layers.rope import RopeConfig, rope_frequencies
 
 _STORED = {ours: theirs for theirs, ours in _WHOLE.items()}
@@ -75,6 +78,17 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def store_gguf(plain: Path, folder: Path) -> Path:
+    """Write a Llama's matrices into a GGUF file of 4 bits; return the folder that stands for it."""
+    weights: dict[str, Tensor] = {}
+    for path in plain.glob("*.safetensors"):
+        weights |= load_file(path)
+    folder.mkdir()
+    file = folder / "model.gguf"
+    write_gguf(file, weights, read_model_config(plain), family="llama", kind=Kind.Q4_0)
+    return gguf_folder(file, folder, add_tokenizer=lambda *_: None)
 
 
 def _fields(config: ModelConfig, family: str) -> dict[str, int | float | str]:

@@ -7,13 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.shared.gguf_files import write_gguf
-from outrider.engine.model.gguf.folder import gguf_folder
-from outrider.engine.model.read_config import read_model_config
 from outrider.kernels.quantised.weight import Bits, rounded_to_int4, rounded_to_int8
 
 _WORD_BITS = 32
@@ -42,17 +38,6 @@ def store_awq(plain: Path, folder: Path, *, group_size: int = 32) -> None:
     """Write a checkpoint's copy whose projections have 4 bits in groups, as AutoAWQ stores them."""
     options = {"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": group_size}
     _store(plain, folder, partial(_awq_parts, group_size=group_size), options)
-
-
-def store_gguf(plain: Path, folder: Path) -> Path:
-    """Write a Llama's matrices into a GGUF file of 4 bits; return the folder that stands for it."""
-    weights: dict[str, Tensor] = {}
-    for path in plain.glob("*.safetensors"):
-        weights |= load_file(path)
-    folder.mkdir()
-    file, kind = folder / "model.gguf", GGMLQuantizationType.Q4_0
-    write_gguf(file, weights, read_model_config(plain), family="llama", kind=kind)
-    return gguf_folder(file, folder, add_tokenizer=lambda *_: None)
 
 
 def _store(

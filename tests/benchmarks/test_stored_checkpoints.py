@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.shared.stored_checkpoints import store_awq, store_gguf
+from benchmarks.shared.gguf_files import store_gguf
+from benchmarks.shared.stored_checkpoints import store_awq
 from outrider.engine.model.decoder import DecoderModel
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from tests.engines import PAIR_FOLDER, heldout_prompts
