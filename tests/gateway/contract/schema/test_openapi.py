@@ -79,6 +79,20 @@ def asked_in_sequences(whole: Whole, max_examples: int, num_cases: int) -> Outco
     return outcome
 
 
+def asked_until_answered(whole: Whole, max_examples: int, key: str | None = None) -> Outcome:
+    """Everything in the schema, until each way to an answer was answered and refused.
+
+    The few requests of one seed do not always hold both.
+    """
+    outcome = Outcome()
+    for seed in range(1, 5):
+        outcome.add(asked(whole, max_examples, key, seed=seed))
+        found = [outcome.operations.get(label, {}) for label in GENERATING]
+        if all(each.get(200) and each.get(400) for each in found):
+            return outcome
+    return outcome
+
+
 def check_generating(outcome: Outcome) -> None:
     """It got through: neither everything nor nothing was refused."""
     for label in GENERATING:
@@ -96,7 +110,7 @@ def check_administrating(outcome: Outcome) -> None:
 
 @pytest.mark.slow
 def test_the_whole_schema_without_keys(tokenizer: ChatTokenizer) -> None:
-    outcome = asked(whole_gateway(tokenizer), 28)
+    outcome = asked_until_answered(whole_gateway(tokenizer), 28)
     check_generating(outcome)
     assert outcome.num_cases > 450
     # Without any key there is nobody who could administrate.
@@ -137,7 +151,7 @@ def test_the_document_names_the_tiers_that_keys_may_have_limits_for(
 @pytest.mark.slow
 def test_the_whole_schema_with_a_key(keyed: tuple[Whole, str]) -> None:
     whole, key = keyed
-    outcome = asked(whole, repeats(20, 8), key)
+    outcome = asked_until_answered(whole, repeats(20, 8), key)
     check_generating(outcome)
     assert outcome.num_cases > repeats(350, 120)
     assert outcome.operations["GET /v1/usage"][200]
