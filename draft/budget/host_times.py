@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Final
 
-_WEIGHT: Final = 0.1  # of a new step
+# Of a new step: the half at first, for what was known of other numbers may be far off.
+_FIRST_WEIGHT: Final = 0.5
+_WEIGHT: Final = 0.1
 # A running mean of values with a deviation of 1 has about this one.
 _ERROR: Final = sqrt(_WEIGHT / (2.0 - _WEIGHT))
 # A step that took longer than expected by more than this share of its passes was held up.
@@ -21,40 +23,51 @@ _MOST_SURPRISE: Final = 0.5
 class _Mean:
     """A running mean of seconds, and of the square of how far they were from it."""
 
-    seconds: float
+    seconds: float = 0.0
     square: float = 0.0
+    weight: float = _FIRST_WEIGHT
+    """Of the next step."""
+
+    def add(self, surprise: float) -> None:
+        """Learn from a step that took so many seconds more."""
+        self.seconds += self.weight * surprise
+        self.square += self.weight * (surprise * surprise - self.square)
+        self.weight = max(self.weight / (1.0 + self.weight), _WEIGHT)
 
 
 @dataclass(slots=True)
 class RunningTimes:
-    """Running means of seconds, by how many sequences decode together: 1, 2-3, 4-7 and so on."""
+    """Running means of seconds, by how many sequences decode together: 1, 2-3, 4-7 and so on.
+
+    While a number is not known, the nearest one's count for it; those of more sequences as their
+    share, for they hold what a large pass took more than was expected, too.
+    """
 
     _means: dict[int, _Mean] = field(default_factory=dict)
 
     def __call__(self, num_sequences: int) -> float:
         """Return the seconds for so many; 0 while nothing is known."""
-        mean = self._nearest(num_sequences)
-        return 0.0 if mean is None else max(mean.seconds, 0.0)
+        return max(self._nearest(num_sequences).seconds, 0.0)
 
     def most(self, num_sequences: int) -> float:
         """Return what the mean is at most: a standard error more."""
         mean = self._nearest(num_sequences)
-        return 0.0 if mean is None else max(mean.seconds + _ERROR * sqrt(mean.square), 0.0)
+        return max(mean.seconds + _ERROR * sqrt(mean.square), 0.0)
 
-    def _nearest(self, num_sequences: int) -> _Mean | None:
-        wanted = num_sequences.bit_length()
-        nearest = min(self._means, key=lambda known: abs(known - wanted), default=None)
-        return None if nearest is None else self._means[nearest]
+    def _nearest(self, num_sequences: int) -> _Mean:
+        size = num_sequences.bit_length()
+        if (known := self._means.get(size)) is not None:
+            return known
+        nearest = min(self._means, key=lambda other: abs(other - size), default=None)
+        if nearest is None:
+            return _Mean()
+        share, mean = 2.0 ** min(size - nearest, 0), self._means[nearest]
+        return _Mean(share * mean.seconds, share * share * mean.square)
 
     def observe(self, num_sequences: int, seconds: float, *, bound_s: float) -> None:
         """Learn from one step. What differs by more than `bound_s` counts as so much."""
-        size = num_sequences.bit_length()
-        if size not in self._means:
-            self._means[size] = _Mean(self(num_sequences))
-        mean = self._means[size]
-        surprise = min(max(seconds - mean.seconds, -bound_s), bound_s)
-        mean.seconds += _WEIGHT * surprise
-        mean.square += _WEIGHT * (surprise * surprise - mean.square)
+        mean = self._means[num_sequences.bit_length()] = self._nearest(num_sequences)
+        mean.add(min(max(seconds - mean.seconds, -bound_s), bound_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

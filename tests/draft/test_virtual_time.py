@@ -191,10 +191,11 @@ def test_clients_that_come_and_go_at_once_lose_nothing(processor: Processor) -> 
 
 @pytest.mark.slow
 @by_processor("avx2", "avx512")
+@pytest.mark.parametrize("seed", [1, 4, 5])
 def test_a_lone_client_is_drafted_for_at_once_after_a_crowd_for_which_guesses_did_not_pay(
-    processor: Processor,
+    processor: Processor, seed: int
 ) -> None:
-    machine = VirtualMachine(processor, agreement=0.8)
+    machine = VirtualMachine(processor, agreement=0.8, seed=seed)
     machine.run(200 * processor.large_s[-2], num_streams=64, max_tokens=60)
     machine.drain()
     seconds = 60 * processor.large_s[0]

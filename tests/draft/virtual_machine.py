@@ -99,6 +99,7 @@ class VirtualMachine:
         sources: Sequence[Any] = ("model",),
         speculates: bool = True,
         temperature: float = 1.0,
+        seed: int = 5,
         **options: Any,
     ) -> None:
         """`believed`: how slow the machine was when the curves were measured.
@@ -117,7 +118,7 @@ class VirtualMachine:
         self.deliveries: dict[str, list[Delivery]] = {}
         self._agreements: dict[str, float] = {}  # by name, which is such a stream's salt, too
         self._names_of_views = WeakKeyDictionary[KVView, str]()
-        self._rng = np.random.default_rng(5)
+        self._rng = np.random.default_rng(seed)
         self._names = map(str, count())
         self._temperature = temperature
         self._true = {

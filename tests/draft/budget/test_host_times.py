@@ -46,6 +46,19 @@ def test_the_nearest_number_of_sequences_stands_for_unknown_ones() -> None:
     assert found == pytest.approx([0.0001, 0.0001, 0.0008, 0.0008], rel=0.01)
 
 
+def test_what_a_crowd_takes_counts_for_few_as_their_share_and_for_a_few_steps() -> None:
+    """It may be an error of large passes, in which a lone client's whole step would vanish."""
+    times = HostTimes()
+    observe(times, 0, 0.004, number=64)
+    assert times.plain(1) == pytest.approx(0.004 / 64, rel=0.01)
+    times = HostTimes()
+    observe(times, 0, 0.0001)
+    observe(times, 0, 0.004, number=16)
+    for _ in range(4):
+        times.observe(StepShape(num_sequences=4, passes_s=PASSES_S), PASSES_S + 0.0003)
+    assert times.plain(4) == pytest.approx(0.0003, rel=0.2)
+
+
 def test_one_step_says_little_however_long_it_was_held_up() -> None:
     times = HostTimes()
     observe(times, 0, 0.0002)
