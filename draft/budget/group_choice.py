@@ -300,15 +300,19 @@ class GroupChoice:
             return probe.lost_measured < _ENOUGH_LOST / self._price
         if probe.steps_left <= -_MORE_STEPS or probe.lost_measured >= 0.0:
             return False
-        # Guesses that bring no token have not won by being there.
+        return not self._is_vain(probe)
+
+    def _is_vain(self, probe: _Probe) -> bool:
+        """Tell whether a probe's guesses bring hardly a token: they have not won by being there."""
         is_of_guesses = probe.kind != "plain" and self.kept == "plain"
-        return not is_of_guesses or probe.pace.tokens > probe.pace.steps
+        return is_of_guesses and probe.pace.tokens <= (1.0 + _GAIN_TO_BEGIN) * probe.pace.steps
 
     def _end_probe(self, probe: _Probe) -> None:
         """Learn from a probe that is over."""
         self.probe, self.num_between = None, 0
         other = self.known[probe.kind]
-        other.num_lost = other.num_lost + 1 if probe.lost > 0 else 0
+        has_lost = probe.lost > 0 or self._is_vain(probe)
+        other.num_lost = other.num_lost + 1 if has_lost else 0
         other.due = self.num_steps + _wait(other.num_lost)
         self.credit.num_steps -= max(probe.lost, 0.0) * self._price
         other.pace.fade(_KEPT_OF_PROBES)
@@ -336,7 +340,12 @@ class GroupChoice:
         if kind == "plain":
             return self.known[kind].value
         gain = _GAIN_TO_STAY if kind == self.kept else _GAIN_TO_BEGIN
-        return self.known[kind].value / (1.0 + gain)
+        pace, plain = self.known[kind].pace, self.known["plain"].pace
+        if not pace.steps:
+            return 0.0
+        # A step with guesses does more than a plain one: where it seems shorter, that is noise.
+        step_s = max(pace.step_s, plain.step_s) if plain.steps else pace.step_s
+        return pace.least_step_tokens / step_s / (1.0 + gain)
 
 
 def _wait(num_lost: int) -> int:
