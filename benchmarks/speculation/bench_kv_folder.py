@@ -4,16 +4,20 @@ Question: a prompt that returns need not be computed where its keys and values a
 it wait then, against computing it, and against finding it in memory?
 
 Method: the bundled pair's large model grown to --large parameters, in bfloat16, without drafts. In
-each round a new text, three times: cold, again in the same engine (warm), and in an engine with
-empty caches that has the folder only (restored), which reads, opens, checks and copies it. The time
-is that from submitting to the first token. The answers' tokens must be the same.
+each round a new text, four times: cold, again in the same engine (warm), and twice in an engine
+with empty caches that has the folder only, which reads, opens, checks and copies it: from the
+system's page cache, as soon after it was written (restored), and once that was told to forget the
+files (disk). What the disk gives is measured in the same round: the files are forgotten, read by
+one thread, and forgotten again. The time is that from submitting to the first token. The answers'
+tokens must be the same.
 
-Reading it: `restored / cold` is the share of the wait that is left. The files come from the
-system's page cache, as they do soon after they were written; a disk adds bytes / bandwidth.
+Reading it: `restored / cold` is the share of the wait that is left. `disk - read` is what the wait
+has beyond 1.5 times the reading alone; it should be below 0.1 s.
 
     python -m benchmarks.speculation.bench_kv_folder
 """
 
+import os
 import random
 import tempfile
 import time
@@ -43,6 +47,9 @@ from outrider.verifier.params import SamplingParams
 
 _LENGTHS: Final = (1000, 3000)
 _MOST_SHARE: Final = 1 / 3
+_MOST_READINGS: Final = 1.5
+_MOST_BEYOND_S: Final = 0.1
+_CHUNK_BYTES: Final = 2**20
 _WARM_UP_TOKENS: Final = 64
 
 
@@ -54,6 +61,7 @@ class Options(benchmark.Options):
     large: str = option("400M", "parameters that the large model is grown to")
     lengths: tuple[int, ...] = option(_LENGTHS, "tokens of a prompt")
     threads: int = option(1)
+    folder: str = option(tempfile.gettempdir(), "where files are written: on the disk to measure")
     seed: int = option(0)
 
 
@@ -67,15 +75,25 @@ def measure(options: Options) -> Results:
     is_equal = True
     for length in options.lengths:
         rounds = [
-            _round(model, [rng.randrange(5, 400) for _ in range(length)])
+            _round(model, [rng.randrange(5, 400) for _ in range(length)], options.folder)
             for _ in range(options.repeats)
         ]
-        cold, warm, restored = ([each.seconds[place] for each in rounds] for place in range(3))
+        cold, warm, restored, disk, read = (
+            [each.seconds[place] for each in rounds] for place in range(5)
+        )
         is_equal &= all(each.is_equal for each in rounds)
         lengths[f"{length} tokens"] = {
             "cold_s": Summary.of(cold),
             "warm_s": Summary.of(warm),
             "restored_s": Summary.of(restored),
+            "disk_s": Summary.of(disk),
+            "read_s": Summary.of(read),
+            "beyond_reading_s": Summary.of(
+                [
+                    wait_s - _MOST_READINGS * each_s
+                    for wait_s, each_s in zip(disk, read, strict=True)
+                ]
+            ),
             "restored_over_cold": paired_ratio(restored, cold),
             "warm_over_cold": paired_ratio(warm, cold),
             "read_bytes": rounds[0].read_bytes,
@@ -90,15 +108,15 @@ def measure(options: Options) -> Results:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Round:
-    """One text. `seconds`: cold, warm, restored."""
+    """One text. `seconds`: cold, warm, restored, from the disk; and of reading the files alone."""
 
-    seconds: tuple[float, float, float]
+    seconds: tuple[float, float, float, float, float]
     read_bytes: int
     is_equal: bool
 
 
-def _round(model: CausalModel, prompt: list[int]) -> _Round:
-    with tempfile.TemporaryDirectory() as place:
+def _round(model: CausalModel, prompt: list[int], folder: str) -> _Round:
+    with tempfile.TemporaryDirectory(dir=folder) as place:
         store = _store(Path(place))
         engine = _engine(model, store, len(prompt))
         cold_s, right = _ask(engine, prompt)
@@ -107,17 +125,50 @@ def _round(model: CausalModel, prompt: list[int]) -> _Round:
         store.flush()
         warm_s, warm = _ask(engine, prompt)
         store.close()
-        store = _store(Path(place))
-        engine = _engine(model, store, len(prompt))
-        restored_s, restored = _ask(engine, prompt)
-        stats = engine.stats().store
-        store.close()
-    assert stats.num_restored_tokens >= len(prompt) - 2 * engine.info().tiers["large"].block_size
+        restored_s, restored, read_bytes = _restored(model, prompt, Path(place))
+        _forget(Path(place))
+        read_s = _read(Path(place))
+        _forget(Path(place))
+        disk_s, again, _ = _restored(model, prompt, Path(place))
     return _Round(
-        seconds=(cold_s, warm_s, restored_s),
-        read_bytes=stats.num_read_bytes,
-        is_equal=right == warm == restored,
+        seconds=(cold_s, warm_s, restored_s, disk_s, read_s),
+        read_bytes=read_bytes,
+        is_equal=right == warm == restored == again,
     )
+
+
+def _restored(model: CausalModel, prompt: list[int], place: Path) -> tuple[float, list[int], int]:
+    """Return the seconds to the first token, the tokens, and the bytes read, of a new engine."""
+    store = _store(place)
+    engine = _engine(model, store, len(prompt))
+    seconds, tokens = _ask(engine, prompt)
+    stats = engine.stats().store
+    store.close()
+    assert stats.num_restored_tokens >= len(prompt) - 2 * engine.info().tiers["large"].block_size
+    return seconds, tokens, stats.num_read_bytes
+
+
+def _files(place: Path) -> list[Path]:
+    return [path for path in sorted(place.rglob("*")) if path.is_file()]
+
+
+def _forget(place: Path) -> None:
+    """Let the system's page cache forget the files. (One in memory, as tmpfs has them, stays.)"""
+    for path in _files(place):
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+def _read(place: Path) -> float:
+    """Return the seconds of reading all files, one after the other."""
+    begun_s = time.perf_counter()
+    for path in _files(place):
+        with path.open("rb", buffering=0) as file:
+            while file.read(_CHUNK_BYTES):
+                pass
+    return time.perf_counter() - begun_s
 
 
 def _store(place: Path) -> ExtentStore:
@@ -163,6 +214,9 @@ def tables(options: Options, results: Results) -> Iterator[Table]:
             ("cold, s", figure("cold_s", ".3f")),
             ("warm, s", figure("warm_s", ".3f")),
             ("restored, s", figure("restored_s", ".3f")),
+            ("disk, s", figure("disk_s", ".3f")),
+            ("reading, s", figure("read_s", ".3f")),
+            ("disk - read, s", figure("beyond_reading_s", ".3f")),
             ("restored / cold", figure("restored_over_cold", ".3f")),
             ("MB read", figure("read_bytes", ".1f", scale=1e-6)),
         ),
@@ -178,6 +232,14 @@ def goals(results: Results) -> list[Goal]:
                 words=f"restored / cold, {name}",
                 measured=each["restored_over_cold"].median,
                 bound=_MOST_SHARE,
+            )
+            for name, each in results["lengths"].items()
+        ),
+        *(
+            Goal(
+                words=f"wait from the disk beyond 1.5 readings, s, {name}",
+                measured=each["beyond_reading_s"].median,
+                bound=_MOST_BEYOND_S,
             )
             for name, each in results["lengths"].items()
         ),
