@@ -287,7 +287,8 @@ def read_extent(folder: Path, stored: StoredExtent, seal: Seal) -> Extent:
     """Return the extent in a file. Raises OSError, and ExtentError where it is not as written."""
     with (folder / stored.file_name).open("rb") as file:
         sealed = file.read(stored.num_bytes + 1)
-    return unpack_extent(seal.open(sealed, _context(folder, stored.file_name)))
+    opened = seal.open(sealed, _context(folder, stored.file_name))
+    return unpack_extent(opened, is_opened=True)
 
 
 def _add(index: dict[str, StoredExtent], stored: StoredExtent) -> None:

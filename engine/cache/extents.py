@@ -81,8 +81,11 @@ def pack_extent(extent: Extent) -> bytes:
     return b"".join((*parts, _checksum(parts)))
 
 
-def unpack_extent(packed: bytes) -> Extent:
-    """Return the extent in these bytes. Raises ExtentError unless every one of them is right."""
+def unpack_extent(packed: bytes, *, is_opened: bool = False) -> Extent:
+    """Return the extent in these bytes. Raises ExtentError unless every one of them is right.
+
+    `is_opened`: a seal was opened, which has checked each byte in a fifth of the checksum's time.
+    """
     if len(packed) < _PREFIX.size + _DIGEST_BYTES:
         raise ExtentError("cut off")
     magic, version, header_bytes = _PREFIX.unpack_from(packed)
@@ -93,7 +96,7 @@ def unpack_extent(packed: bytes) -> Extent:
     view, start = memoryview(packed), _PREFIX.size + header_bytes
     if header_bytes > _MOST_HEADER_BYTES or start + _DIGEST_BYTES > len(packed):
         raise ExtentError("cut off")
-    if _checksum((view[:-_DIGEST_BYTES],)) != packed[-_DIGEST_BYTES:]:
+    if not is_opened and _checksum((view[:-_DIGEST_BYTES],)) != packed[-_DIGEST_BYTES:]:
         raise ExtentError("its checksum is another one")
     payload = view[start:-_DIGEST_BYTES]
     try:
