@@ -30,8 +30,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from transformers import AutoTokenizer
-
 from benchmarks.shared.driving import BLOCK_SIZE, blocks_for
 from benchmarks.shared.grown import grown_large
 from benchmarks.shared.harness import (
@@ -56,6 +54,7 @@ from outrider.engine.model.load import load_model
 from outrider.engine.model.quantised.formats import DECODE, Rounding, StoredWay
 from outrider.engine.passes.runner import ModelRunner
 from outrider.engine.request import EngineRequest, Verification
+from outrider.gateway.wiring.checkpoints import checkpoint
 from outrider.verifier.params import Hypothesis, SamplingParams
 from outrider.verifier.token_logprobs import Judgement
 
@@ -277,14 +276,9 @@ def engine_of(
 
 def load_ids(path: Path, arguments: argparse.Namespace) -> list[tuple[int, ...]]:
     """Return the prompts' tokens."""
-    tokenizer = (
-        AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-        if path.is_file()
-        else load_tokenizer(path)
-    )
     prompts = load_prompts(
         arguments.prompts,
-        tokenizer,
+        load_tokenizer(path),
         num_prompts=arguments.answers,
         seed=arguments.seed,
         max_tokens=arguments.max_prompt,
@@ -352,9 +346,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=16, help="requests at a time")
     arguments = parser.parse_args(argv)
     prepare(arguments)
-    path = grown_large(arguments)
+    large = grown_large(arguments)
+    path, is_file = Path(checkpoint(str(large))), large.is_file()
     choose_threads(arguments, path)
-    is_file = path.is_file()
     judging, runner = engine_of(path, arguments, DECODE if is_file else None)
     cheap, _ = engine_of(path, arguments, None if is_file else Rounding(scheme="int4"))
     prompts = load_ids(path, arguments)
