@@ -26,7 +26,7 @@ class _Mean:
     seconds: float = 0.0
     square: float = 0.0
     weight: float = _FIRST_WEIGHT
-    """Of the next step."""
+    """The share that the next step has in the mean."""
 
     def add(self, surprise: float) -> None:
         """Learn from a step that took so many seconds more."""
