@@ -106,10 +106,7 @@ class StepBudgets:
             num_prompt_rows=large_work.num_prompt_rows,
             most_stretch=self._most_stretch(drafts, asked),
             context=_mean_length([draft.sequence for draft in drafts]),
-            # One whose prompt is computed waits for a token as well.
-            base_tokens=sum(draft.urgency for draft in drafts)
-            + len(large_work.streams)
-            + large_work.num_prompts,
+            base_tokens=sum(draft.urgency for draft in drafts) + len(large_work.streams),
             step_host_s=self.host_times.plain(number),
             # A probe tells whether it is still so much.
             part_host_s=0.0 if self._choice.is_probe else self.host_times.part.most(number),

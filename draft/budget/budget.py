@@ -83,11 +83,14 @@ class StepBudget:
     base_tokens: float
     """Tokens, weighted by urgency, that the step yields without a guess."""
     longest_s: float
-    """Bound on the seconds of a step that has guesses."""
+    """Bound on the seconds of a step that has guesses, without those of prompts beside it."""
     step_host_s: float = 0.0
     """Seconds of the host's work in any step."""
     part_host_s: float = 0.0
     """Seconds of the host's work for a level of drafts, and the same for the trees."""
+    prompts_share: float = 0.0
+    """The share of the large pass, without guesses, that prompts take. It is spent in any case, so
+    it makes no guess look cheap beside it."""
     num_block_rows: int = 0
     """Rows of the one pass that guesses all depths of a sequence; 0 where every level is a pass."""
     passes_s: float = 0.0
@@ -106,9 +109,13 @@ class StepBudget:
         self.num_levels += 1
 
     def target_s(self, num_nodes: int) -> Floats:
-        """Expected seconds of the large pass with 0 to `num_nodes` guesses, [num_nodes + 1]."""
+        """Expected seconds of the large pass with 0 to `num_nodes` guesses, [num_nodes + 1].
+
+        Without those that prompts take.
+        """
         most_rows = self.num_rows + num_nodes
-        return self.target_pass_s.compared(self.num_rows, most_rows, self.context)
+        seconds = self.target_pass_s.compared(self.num_rows, most_rows, self.context)
+        return seconds - self.prompts_share * seconds[0] if self.prompts_share else seconds
 
     def level_s(self, num_rows: int) -> float:
         """Expected seconds of a level of drafts with so many rows."""
@@ -261,24 +268,25 @@ class TreeBudget:
         `num_sequences`: that decode together, beside prompts with `num_prompt_rows` rows.
         `most_stretch`: how many plain steps it may last for the sake of each one's own pace.
         """
-        plain_s = step_host_s + self.target_pass_s(num_sequences, context)
-        longest_s, prompts_s = self.max_stretch * plain_s, 0.0
+        plain_pass_s, prompts_share = self.target_pass_s(num_sequences, context), 0.0
+        plain_s = step_host_s + plain_pass_s
+        longest_s, num_rows = self.max_stretch * plain_s, num_sequences + num_prompt_rows
         if num_prompt_rows:  # a step that is long already is no place for a pause that is not seen
-            num_rows = num_sequences + num_prompt_rows
-            prompts_s = step_host_s + self.target_pass_s(num_rows, context) - plain_s
+            prompts_share = max(1.0 - plain_pass_s / self.target_pass_s(num_rows, context), 0.0)
         else:
             is_company = num_sequences > _FEW
             longest_s = max(longest_s, self.unseen_in_company_s if is_company else self.unseen_s)
         return StepBudget(
             target_pass_s=self.target_pass_s,
             draft_pass_s=(self.head_pass_s if model == "head" else None) or self.draft_pass_s,
-            num_rows=num_sequences + num_prompt_rows,
+            num_rows=num_rows,
             context=context,
             base_tokens=base_tokens,
             step_host_s=step_host_s,
             part_host_s=part_host_s,
+            prompts_share=prompts_share,
             num_block_rows=num_block_rows,
-            longest_s=min(longest_s, most_stretch * plain_s) + prompts_s,
+            longest_s=min(longest_s, most_stretch * plain_s),
         )
 
 

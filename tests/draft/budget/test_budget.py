@@ -230,3 +230,23 @@ def test_only_few_streams_may_wait_unseen(num_sequences: int, longest_s: float) 
     )  # fmt: skip
     step = budget.of_step(num_sequences=num_sequences, context=0.0, base_tokens=num_sequences)
     assert step.longest_s == pytest.approx(longest_s)
+
+
+@pytest.mark.parametrize("num_prompt_rows", [0, 30, 300])
+def test_a_prompt_beside_makes_no_guess_look_cheap(num_prompt_rows: int) -> None:
+    """Its time is spent in any case; a guess has to be worth what it adds to the step."""
+    budget = TreeBudget(
+        target_pass_s=FixedTimes(lambda rows: 0.010 + 0.0025 * rows),
+        draft_pass_s=FixedTimes(lambda rows: 0.001),
+        unseen_in_company_s=0.0,
+    )
+    step = budget.of_step(
+        num_sequences=4,
+        num_prompt_rows=num_prompt_rows,
+        context=0.0,
+        base_tokens=4.0,
+        step_host_s=0.001,
+    )
+    # Of a plain step a token takes 5.25 ms: what takes 2.5 ms has to be right in half of all cases.
+    assert step.num_nodes(np.array([0.9, 0.7, 0.4, 0.2, 0.1]))[0] == 2
+    assert step.longest_s == pytest.approx(1.3 * 0.021)
