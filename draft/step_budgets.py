@@ -37,6 +37,7 @@ class StepBudgets:
         self._plain_pass_s, self._plain_s = 0.0, 1.0  # of a plain step of the same sequences
         # Of the last step, as expected: whatever the machine did, nobody waited for guesses.
         self._stretch = 1.0
+        self._is_bound = False  # by what a request may still wait
 
     def plain_step_s(self, sequences: SequenceOf[Sequence], large_work: LargeWork) -> float:
         """Return what a plain step of these sequences should take; 1 where nothing is known."""
@@ -61,13 +62,17 @@ class StepBudgets:
         """Return the plain steps that every request can wait; below 0 the step is to be plain."""
         return self._pace.patience
 
-    def end_step(self, trees: Trees) -> None:
+    def end_step(self, sequences: SequenceOf[Sequence], trees: Trees) -> None:
         """Note what a step with trees consists of."""
-        if (step := self._step) is None:
+        step, num_nodes = self._step, trees.num_guesses
+        if self._budget is None:
             return
-        num_nodes = sum(tree.num_draft_nodes for tree in trees.host.values())
-        if (forest := trees.forest) is not None:
-            num_nodes += forest.total_rows - forest.num_trees
+        has_guesses = num_nodes > 0 or (step is not None and step.num_levels > 0)
+        if self._choice.is_idle(has_guesses=has_guesses, is_bound=self._is_bound):
+            self.end_plain_step(sequences)
+            return
+        if step is None:
+            return
         target_s = step.target_pass_s(step.num_rows + num_nodes, step.context)
         self._shape = StepShape(
             num_sequences=step.num_rows,
@@ -80,10 +85,11 @@ class StepBudgets:
 
     def end_plain_step(self, sequences: SequenceOf[Sequence]) -> None:
         """Note what a step without guesses consists of."""
-        if self._budget is not None:
-            number = len(sequences) + len(self._large_work.streams)
-            self._shape = StepShape(num_sequences=number, passes_s=self._plain_pass_s)
-            self._stretch = 1.0
+        if self._budget is None:
+            return
+        number = len(sequences) + len(self._large_work.streams)
+        self._shape = StepShape(num_sequences=number, passes_s=self._plain_pass_s)
+        self._stretch = 1.0
 
     def of_step(
         self, drafts: SequenceOf[Draft], model: DraftModel, asked: SequenceOf[Draft]
@@ -97,6 +103,8 @@ class StepBudgets:
         who = (model, frozenset(map(id, asked)))
         if self._step is not None and who == self._step_of and not self._step.num_levels:
             return self._step
+        most_stretch = self._most_stretch(drafts, asked)
+        self._is_bound = most_stretch < self._budget.max_stretch
         growth, large_work = self._growths.get(model), self._large_work
         block = None if growth is None else growth.block
         number = len(drafts) + len(large_work.streams)
@@ -104,7 +112,7 @@ class StepBudgets:
             model,
             num_sequences=number,
             num_prompt_rows=large_work.num_prompt_rows,
-            most_stretch=self._most_stretch(drafts, asked),
+            most_stretch=most_stretch,
             context=_mean_length([draft.sequence for draft in drafts]),
             base_tokens=sum(draft.urgency for draft in drafts) + len(large_work.streams),
             step_host_s=self.host_times.plain(number),

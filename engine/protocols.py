@@ -115,6 +115,12 @@ class Trees:
     host: dict[str, TokenTree]
     forest: Forest | None = None
 
+    @property
+    def num_guesses(self) -> int:
+        """Count the nodes behind the roots."""
+        forest, on_host = self.forest, sum(tree.num_draft_nodes for tree in self.host.values())
+        return on_host if forest is None else on_host + forest.total_rows - forest.num_trees
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargeWork:

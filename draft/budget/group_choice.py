@@ -27,6 +27,8 @@ _FEWEST_MEASURED_STEPS: Final = 2
 _MORE_STEPS: Final = 56
 # A probe ends when its measured steps have lost so many plain ones.
 _ENOUGH_LOST: Final = 1.0
+# A model is left after so many steps in a row in which no guess of it was worth its time.
+_MOST_EMPTY: Final = 4
 # Measured steps of the kept kind in front of a probe.
 _STEPS_BETWEEN: Final = 16
 # Guesses of a group that is new are left once they have lost as much in their first steps.
@@ -132,6 +134,8 @@ class GroupChoice:
     """Steps of the group."""
     num_between: int = -_STEPS_BETWEEN
     """Steps since the last probe; below 0 at first, while the worth of guesses is still learnt."""
+    num_empty: int = 0
+    """Steps of the kept kind in a row in which no guess was worth its time."""
     probe: _Probe | None = None
     trial: _Trial | None = field(init=False)
     """Of `kept`, until it has passed."""
@@ -256,6 +260,13 @@ class GroupChoice:
         elif is_measured:  # plain, for somebody was in debt
             self._note_usual(kind, tokens, stretch)
 
+    def note_guesses(self, *, has_guesses: bool) -> None:
+        """Note whether a guess of the kept model is worth its time in the step that begins."""
+        self.num_empty = 0 if has_guesses else self.num_empty + 1
+        if self.num_empty >= _MOST_EMPTY:
+            self._keep("plain")
+            self.trial = None
+
     def _note_usual(self, kind: StepKind, tokens: float, stretch: float) -> None:
         self.num_between += 1
         self.known[kind].pace.add(tokens, stretch)
@@ -333,7 +344,7 @@ class GroupChoice:
         kept = self.known[self.kept]
         kept.due, kept.num_lost = self.num_steps + _wait(0), 0
         self.kept = kind
-        self.num_between, self.probe = 0, None
+        self.num_between, self.num_empty, self.probe = 0, 0, None
 
     def _worth(self, kind: StepKind) -> float:
         """Return a kind's value. Guesses count from a gain on, a greater one to begin with."""

@@ -155,6 +155,20 @@ class StepChoice:
         """Note that the step is plain after all. Steps around it are still of one kind."""
         self._is_plain = True
 
+    def is_idle(self, *, has_guesses: bool, is_bound: bool) -> bool:
+        """Note whether a guess was worth its time; tell whether the step is plain after all.
+
+        `is_bound`: at most none was because some request has waited for long. What is tried, and
+        text, which repeats now and then, go on as they are.
+        """
+        last = self._last
+        if last is None or self.is_probe or self._kind not in MODELS:
+            return False
+        if not is_bound:
+            last.note_guesses(has_guesses=has_guesses)
+        self._is_plain = not has_guesses
+        return self._is_plain
+
     def learn(self, sequences: SequenceOf[Sequence]) -> None:
         """Learn from what ends now, if it is one step, and of decodes alone.
 

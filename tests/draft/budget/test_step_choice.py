@@ -42,10 +42,16 @@ class Drive:
     now_s: float = 0.0
     num_tokens: int = 0
     kinds: list[StepKind] = field(default_factory=list)
+    chosen: StepKind = "plain"
+    """Of the last step, be it plain after all."""
     plain_s: Callable[[int], float] = lambda index: 0.01
     """What a plain step should take, by the step's number."""
     in_debt: Callable[[int], bool] = lambda index: False
     """Whether a request may not wait for guesses, by the step's number."""
+    is_empty: Callable[[int], bool] = lambda index: False
+    """Whether no guess is worth its time, by the step's number."""
+    is_bound: bool = False
+    """Whether that is so only because a request has waited for long."""
 
     def __post_init__(self) -> None:
         self.choice = StepChoice(lambda: self.now_s)
@@ -78,8 +84,13 @@ class Drive:
                         num_prompts=num_prompts,
                     )
                 )
+                self.chosen = found[-1]
                 if self.in_debt(len(self.kinds)):
                     self.choice.turn_plain()
+                    found[-1] = "plain"
+                elif self.choice.is_idle(
+                    has_guesses=not self.is_empty(len(self.kinds)), is_bound=self.is_bound
+                ):
                     found[-1] = "plain"
                 tokens, seconds = self.step(found[-1], len(self.kinds))
                 self.kinds.append(found[-1])
@@ -310,3 +321,24 @@ def test_a_kind_that_is_not_possible_is_never_chosen() -> None:
 
 def test_a_clock_that_stands_still_teaches_nothing() -> None:
     assert set(Drive(lambda kind, _: (1, 0.0)).run(4, 300)) == {"head"}
+
+
+@pytest.mark.parametrize("number", [4, 32])
+def test_a_model_none_of_whose_guesses_is_worth_its_time_is_left(number: int) -> None:
+    """However few steps can be measured: looking for guesses takes time as well."""
+    drive = Drive(steps(small=(2, 1.5)), offered=("small", "text", "plain"))
+    drive.run(number, 20, answer=6)
+    assert drive.chosen == "small"
+    drive.is_empty = lambda index: True
+    drive.run(number, 6, answer=6)
+    assert drive.chosen == "plain"
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_single_steps_without_a_guess_and_those_of_a_request_in_debt_say_nothing(
+    is_bound: bool,
+) -> None:
+    drive = Drive(steps(small=(2, 1.2)), offered=("small", "text", "plain"), is_bound=is_bound)
+    drive.is_empty = lambda index: is_bound or index % 4 > 0
+    drive.run(4, 12)
+    assert drive.chosen == "small"
