@@ -60,7 +60,7 @@ class RunningTimes:
             return known
         nearest = min(self._means, key=lambda other: abs(other - size), default=None)
         if nearest is None:
-            return _Mean(weight=_WEIGHT)
+            return _Mean()
         share, mean = 2.0 ** min(size - nearest, 0), self._means[nearest]
         return _Mean(share * mean.seconds, share * share * mean.square)
 

@@ -59,14 +59,6 @@ def test_what_a_crowd_takes_counts_for_few_as_their_share_and_for_a_few_steps() 
     assert times.plain(4) == pytest.approx(0.0003, rel=0.2)
 
 
-def test_the_very_first_steps_say_little() -> None:
-    """They read prompts, and fill caches: guesses would be too dear for the next hundred steps."""
-    times = HostTimes()
-    shape = StepShape(num_sequences=4, passes_s=PASSES_S, num_parts=2)
-    times.observe(shape, 1.6 * PASSES_S)
-    assert times.part(4) <= 0.1 * 0.25 * PASSES_S
-
-
 def test_one_step_says_little_however_long_it_was_held_up() -> None:
     times = HostTimes()
     observe(times, 0, 0.0002)
