@@ -62,15 +62,13 @@ class StepBudgets:
         """Return the plain steps that every request can wait; below 0 the step is to be plain."""
         return self._pace.patience
 
-    def end_step(self, sequences: SequenceOf[Sequence], trees: Trees) -> None:
+    def end_step(self, trees: Trees) -> None:
         """Note what a step with trees consists of."""
         step, num_nodes = self._step, trees.num_guesses
         if self._budget is None:
             return
         has_guesses = num_nodes > 0 or (step is not None and step.num_levels > 0)
-        if self._choice.is_idle(has_guesses=has_guesses, is_bound=self._is_bound):
-            self.end_plain_step(sequences)
-            return
+        self._choice.note_guesses(has_guesses=has_guesses, is_bound=self._is_bound)
         if step is None:
             return
         target_s = step.target_pass_s(step.num_rows + num_nodes, step.context)

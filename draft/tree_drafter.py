@@ -173,7 +173,7 @@ class TreeDrafter:
             self._budgets.end_plain_step(sequences)
             return Trees(host={})
         trees = yield from self._grow(sequences, kind)
-        self._budgets.end_step(sequences, trees)
+        self._budgets.end_step(trees)
         return trees
 
     def _grow(self, sequences: SequenceOf[Sequence], kind: StepKind) -> Proposal:

@@ -155,19 +155,17 @@ class StepChoice:
         """Note that the step is plain after all. Steps around it are still of one kind."""
         self._is_plain = True
 
-    def is_idle(self, *, has_guesses: bool, is_bound: bool) -> bool:
-        """Note whether a guess was worth its time; tell whether the step is plain after all.
+    def note_guesses(self, *, has_guesses: bool, is_bound: bool) -> None:
+        """Note whether a guess was worth its time; the step is plain after all where none was.
 
         `is_bound`: at most none was because some request has waited for long. What is tried, and
         text, which repeats now and then, go on as they are.
         """
-        last = self._last
-        if last is None or self.is_probe or self._kind not in MODELS:
-            return False
-        if not is_bound:
-            last.note_guesses(has_guesses=has_guesses)
+        if self._last is None or self.is_probe or self._kind not in MODELS:
+            return
         self._is_plain = not has_guesses
-        return self._is_plain
+        if not is_bound:
+            self._last.note_guesses(has_guesses=has_guesses)
 
     def learn(self, sequences: SequenceOf[Sequence]) -> None:
         """Learn from what ends now, if it is one step, and of decodes alone.

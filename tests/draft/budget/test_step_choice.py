@@ -88,10 +88,10 @@ class Drive:
                 if self.in_debt(len(self.kinds)):
                     self.choice.turn_plain()
                     found[-1] = "plain"
-                elif self.choice.is_idle(
-                    has_guesses=not self.is_empty(len(self.kinds)), is_bound=self.is_bound
-                ):
-                    found[-1] = "plain"
+                else:
+                    has_guesses = not self.is_empty(len(self.kinds))
+                    self.choice.note_guesses(has_guesses=has_guesses, is_bound=self.is_bound)
+                    found[-1] = found[-1] if has_guesses else "plain"
                 tokens, seconds = self.step(found[-1], len(self.kinds))
                 self.kinds.append(found[-1])
             self.now_s += seconds / 100 * (3 if num_prompts else 1)
