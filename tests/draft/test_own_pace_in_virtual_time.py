@@ -6,8 +6,9 @@ from random import Random
 import numpy as np
 import pytest
 
+from benchmarks.simulate.processors import Processor
 from tests.draft.test_virtual_time import by_processor
-from tests.draft.virtual_machine import Processor, VirtualMachine
+from tests.draft.virtual_machine import VirtualMachine
 
 # Streams whose guesses are always right, never, and all between.
 _AGREEMENTS = (0.0, 1.0, 0.5, 0.8, 0.9, 0.3, 0.7)

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from outrider.engine.request import SpeculationParams
-from tests.draft.virtual_machine import (
+from benchmarks.simulate.processors import (
     AVX2,
     AVX512,
     H100,
+    PROCESSORS,
     SMALL_AVX2,
     Processor,
-    VirtualMachine,
 )
-
-PROCESSORS = {"avx2": AVX2, "avx512": AVX512, "small-avx2": SMALL_AVX2, "h100": H100}
+from outrider.engine.request import SpeculationParams
+from tests.draft.virtual_machine import VirtualMachine
 
 
 def by_processor(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -6,7 +6,6 @@ step, and again for each level of drafts and for trees that are built.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -15,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from benchmarks.simulate.processors import Processor
 from outrider.draft import tree_drafter
 from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.budget.step_choice import StepChoice
@@ -25,59 +25,12 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.events import Finished, TokensEmitted
 from outrider.engine.passes.flat_rows import ForwardSlice
 from outrider.engine.passes.runner import ModelRunner, PassOutput
-from outrider.engine.passes.step_times import RunningStepTimes, StepTimeCurve
+from outrider.engine.passes.step_times import RunningStepTimes
 from outrider.verifier.params import Tier
 from tests.engines import make_engine, make_request, random_prompt, twins
 
 # The token that a small model names which agrees with nothing.
 _WRONG_TOKEN = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Processor:
-    """Seconds of passes by their rows, and of the host's work, with one thread."""
-
-    rows: tuple[int, ...]
-    large_s: tuple[float, ...]
-    small_s: tuple[float, ...]
-    step_host_s: float = 0.00017
-    tree_host_s: float = 0.0002
-    """Of a level of drafts, and of the trees."""
-    stream_host_s: float = 0.00004
-    """The same for each stream."""
-
-    def curve(self, tier: Tier, slowness: Callable[[int], float]) -> StepTimeCurve:
-        """Return the curve that is measured while passes are so slow."""
-        seconds = self.large_s if tier == "large" else self.small_s
-        slow = [each * slowness(rows) for rows, each in zip(self.rows, seconds, strict=True)]
-        return StepTimeCurve.from_points(self.rows, slow)
-
-
-# A large model of 400 M parameters in bfloat16, and a small one of 25 M.
-_ROWS = (1, 2, 4, 8, 12, 16, 24, 64, 128)
-AVX2 = Processor(
-    rows=_ROWS,
-    large_s=(0.047, 0.047, 0.079, 0.152, 0.223, 0.294, 0.436, 1.15, 2.3),
-    small_s=(0.003, 0.003, 0.005, 0.0095, 0.014, 0.0184, 0.027, 0.072, 0.144),
-)
-AVX512 = Processor(
-    rows=_ROWS,
-    large_s=(0.0094, 0.0096, 0.0098, 0.0109, 0.0109, 0.0136, 0.0195, 0.048, 0.095),
-    small_s=(0.0006, 0.0006, 0.00062, 0.0007, 0.0007, 0.00085, 0.0012, 0.003, 0.006),
-)
-# SmolLM2 of 135 M parameters, whose host work is a greater share.
-SMALL_AVX2 = Processor(
-    rows=_ROWS,
-    large_s=(0.0158, 0.0158, 0.0266, 0.0511, 0.075, 0.0988, 0.1466, 0.387, 0.773),
-    small_s=(0.003, 0.003, 0.005, 0.0095, 0.014, 0.0184, 0.027, 0.072, 0.144),
-)
-# An 8 B and a 0.6 B model on an H100, whose passes hardly depend on their rows.
-H100 = Processor(
-    rows=_ROWS,
-    large_s=(0.00495, 0.00495, 0.00496, 0.00498, 0.005, 0.00501, 0.00505, 0.0052, 0.0055),
-    small_s=(0.00115, 0.00115, 0.00115, 0.00115, 0.00115, 0.00116, 0.00117, 0.0012, 0.0013),
-    tree_host_s=0.0003,
-)
 
 
 class Delivery(NamedTuple):

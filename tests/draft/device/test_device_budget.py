@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.simulate.processors import H100
 from outrider.draft.budget.budget import DraftGain, TreeBudget
 from outrider.draft.forecast import Grower, TreeForecast, num_levels, share_nodes
-from tests.draft.virtual_machine import H100, VirtualMachine
+from tests.draft.virtual_machine import VirtualMachine
 from tests.engines import drafter_of, fixed_budget
 
 # Recorded shape of an 8B and a 0.6B model on one GPU: milliseconds of the passes in their graphs,
