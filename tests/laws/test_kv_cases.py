@@ -150,7 +150,7 @@ class Switchable:
 
 
 def switchable_engine(switch: Switchable) -> Engine:
-    engine = make_engine(
+    return make_engine(
         tiny_pair(),
         draft=replace(BUSHY, sources=("model",)),
         budget=switch.budget,
@@ -158,9 +158,6 @@ def switchable_engine(switch: Switchable) -> Engine:
         drafter_clock=lambda: 0.0,  # steps are not compared by it
         block_size=4,
     )
-    # Nor is the model left for long because it did not pay for a while.
-    drafter_of(engine).choice.note_guesses = lambda **_: None  # type: ignore[method-assign]
-    return engine
 
 
 @pytest.mark.parametrize("num_steps_off", [1, 4, 13])
