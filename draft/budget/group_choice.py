@@ -27,7 +27,7 @@ _FEWEST_MEASURED_STEPS: Final = 2
 _MORE_STEPS: Final = 56
 # A probe ends when its measured steps have lost so many plain ones.
 _ENOUGH_LOST: Final = 1.0
-# A model is left after so many steps in a row in which no guess of it was worth its time.
+# Among many a model is left after so many steps in a row in which no guess was worth its time.
 _MOST_EMPTY: Final = 4
 # Measured steps of the kept kind in front of a probe.
 _STEPS_BETWEEN: Final = 16
@@ -261,7 +261,12 @@ class GroupChoice:
             self._note_usual(kind, tokens, stretch)
 
     def note_guesses(self, *, has_guesses: bool) -> None:
-        """Note whether a guess of the kept model is worth its time in the step that begins."""
+        """Note whether a guess of the kept model is worth its time in the step that begins.
+
+        Of few streams a bad moment says little, and looking for guesses takes next to nothing.
+        """
+        if self.num_sequences < _MANY:
+            return
         self.num_empty = 0 if has_guesses else self.num_empty + 1
         if self.num_empty >= _MOST_EMPTY:
             self._keep("plain")
