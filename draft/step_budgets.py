@@ -64,9 +64,9 @@ class StepBudgets:
 
     def end_step(self, trees: Trees) -> None:
         """Note what a step with trees consists of."""
-        step, num_nodes = self._step, trees.num_guesses
         if self._budget is None:
             return
+        step, num_nodes = self._step, trees.num_guesses
         has_guesses = num_nodes > 0 or (step is not None and step.num_levels > 0)
         self._choice.note_guesses(has_guesses=has_guesses, is_bound=self._is_bound)
         if step is None:
@@ -83,11 +83,10 @@ class StepBudgets:
 
     def end_plain_step(self, sequences: SequenceOf[Sequence]) -> None:
         """Note what a step without guesses consists of."""
-        if self._budget is None:
-            return
-        number = len(sequences) + len(self._large_work.streams)
-        self._shape = StepShape(num_sequences=number, passes_s=self._plain_pass_s)
-        self._stretch = 1.0
+        if self._budget is not None:
+            number = len(sequences) + len(self._large_work.streams)
+            self._shape = StepShape(num_sequences=number, passes_s=self._plain_pass_s)
+            self._stretch = 1.0
 
     def of_step(
         self, drafts: SequenceOf[Draft], model: DraftModel, asked: SequenceOf[Draft]

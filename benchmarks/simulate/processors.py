@@ -10,16 +10,16 @@ from outrider.verifier.params import Tier
 
 @dataclass(frozen=True, kw_only=True)
 class Processor:
-    """Seconds of passes by their rows, and of the host's work, with one thread."""
+    """Seconds of passes by their rows, and of the host's work."""
 
     rows: tuple[int, ...]
     large_s: tuple[float, ...]
     small_s: tuple[float, ...]
     step_host_s: float = 0.00017
     tree_host_s: float = 0.0002
-    """Of a level of drafts, and of the trees."""
+    """The host's seconds for a level of drafts, and as many again for the trees."""
     stream_host_s: float = 0.00004
-    """The same for each stream."""
+    """What each stream adds to `step_host_s` and to `tree_host_s`."""
 
     def curve(
         self, tier: Tier, slowness: Callable[[int], float] = lambda rows: 1.0
@@ -32,7 +32,7 @@ class Processor:
 
 _ROWS: Final = (1, 2, 4, 8, 12, 16, 24, 64, 128)
 
-# A large model of 400 M parameters in bfloat16, and a small one of 25 M.
+# A large model of 400 M parameters in bfloat16, and a small one of 25 M, with one thread.
 AVX2: Final = Processor(
     rows=_ROWS,
     large_s=(0.047, 0.047, 0.079, 0.152, 0.223, 0.294, 0.436, 1.15, 2.3),
@@ -43,8 +43,9 @@ AVX512: Final = Processor(
     large_s=(0.0094, 0.0096, 0.0098, 0.0109, 0.0109, 0.0136, 0.0195, 0.048, 0.095),
     small_s=(0.0006, 0.0006, 0.00062, 0.0007, 0.0007, 0.00085, 0.0012, 0.003, 0.006),
 )
-# The same on both threads of one core of Zen 4, with the bundled small model of a million
-# parameters: medians of bench_load's own steps.
+# The large model on both threads of one core of Zen 4, within 2 % of the medians of bench_load's
+# steps; 128 rows lie between 90 and 167. The bundled small model's passes and the host's work are
+# estimated from what whole steps took besides.
 ZEN4_CORE: Final = Processor(
     rows=_ROWS,
     large_s=(0.0251, 0.0251, 0.0266, 0.0272, 0.0283, 0.0339, 0.05, 0.1368, 0.266),

@@ -1,4 +1,4 @@
-"""What does speculation bring under load on a recorded processor, and what could it bring at most?
+"""How much faster is speculation under load on a recorded processor, and how fast could it be?
 
 Question: bench_load measures 1 to 64 clients on the machine at hand. Is what it misses the
 processor's doing, or that of how guesses are chosen?
@@ -10,7 +10,8 @@ engine that has learnt nothing, is measured from the moment when each client has
 asks other prompts than the pair before.
 
 `at most`: the same trees and budgets, but every step may have guesses, for as long as they pay, and
-no request's pace counts. Nothing that chooses kinds of steps could give more, but for chance.
+no request's pace counts. Nothing that chooses kinds of steps could give more, but for chance, and
+for plain decoding where guesses do not pay.
 
 Reading it: tokens per second over plain decoding's, with a 95 % interval (bootstrap over pairs);
 `p99`: a request's mean time per token, plain decoding's over its own.

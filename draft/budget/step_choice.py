@@ -158,14 +158,15 @@ class StepChoice:
     def note_guesses(self, *, has_guesses: bool, is_bound: bool) -> None:
         """Note whether a guess was worth its time; the step is plain after all where none was.
 
-        `is_bound`: at most none was because some request has waited for long. What is tried, and
-        text, which repeats now and then, go on as they are.
+        `is_bound`: a request that has waited for long may be the reason. Only a model that is kept
+        is noted: a probe goes on, and text repeats now and then.
         """
-        if self._last is None or self.is_probe or self._kind not in MODELS:
+        last, kind = self._last, self._kind
+        if last is None or self.is_probe or kind not in MODELS or kind != last.kept:
             return
         self._is_plain = not has_guesses
         if not is_bound:
-            self._last.note_guesses(has_guesses=has_guesses)
+            last.note_guesses(has_guesses=has_guesses)
 
     def learn(self, sequences: SequenceOf[Sequence]) -> None:
         """Learn from what ends now, if it is one step, and of decodes alone.

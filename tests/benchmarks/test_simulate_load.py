@@ -9,7 +9,7 @@ from benchmarks.simulate import simulate_load
 
 
 @pytest.mark.slow
-def test_a_pair_that_agrees_pays_for_few_clients_and_costs_many_nothing(
+def test_a_pair_that_agrees_pays_for_one_client(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--most", "4", "--pairs", "1", "--steps", "60", "--processor", "avx2"]

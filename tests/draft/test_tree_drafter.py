@@ -252,6 +252,25 @@ def test_vocabularies_of_different_width_do_no_harm(vocab_size: int) -> None:
     assert_same_answers(escalated, of=pair, vary=Way(escalate=lambda _: 20))
 
 
+# ---- the budget -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_spell_of_bad_guesses_does_not_end_drafting_for_good() -> None:
+    """The estimate of acceptance is learnt from drafts, so some have to be made."""
+    pair = mismatched()  # a stranger's guesses are wrong at temperature 0
+    # A clock that stands still: steps are not compared by it.
+    engine = make_engine(pair, budget=fixed_budget(draft=0.2), drafter_clock=lambda: 0.0)
+    requests = [make_request(str(n), random_prompt(9, seed=n), max_tokens=120) for n in range(3)]
+    drafted = [
+        event.num_drafted_tokens > 0
+        for request in requests
+        for event in serve(engine, [request])[request.request_id].emitted
+    ]
+    last = drafted[-100:]
+    assert 0 < sum(last) < 30  # now and then, and seldom
+
+
 # ---- urgency --------------------------------------------------------------------------------
 
 

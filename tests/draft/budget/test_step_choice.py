@@ -43,15 +43,15 @@ class Drive:
     num_tokens: int = 0
     kinds: list[StepKind] = field(default_factory=list)
     chosen: StepKind = "plain"
-    """Of the last step, be it plain after all."""
+    """The last step's kind as it was chosen, even where it was plain in the end."""
     plain_s: Callable[[int], float] = lambda index: 0.01
     """What a plain step should take, by the step's number."""
     in_debt: Callable[[int], bool] = lambda index: False
     """Whether a request may not wait for guesses, by the step's number."""
     is_empty: Callable[[int], bool] = lambda index: False
-    """Whether no guess is worth its time, by the step's number."""
+    """Tells by a step's number whether the budget finds no guess worth its time."""
     is_bound: bool = False
-    """Whether that is so only because a request has waited for long."""
+    """True if it finds none only because a request may not wait."""
 
     def __post_init__(self) -> None:
         self.choice = StepChoice(lambda: self.now_s)
@@ -342,3 +342,13 @@ def test_single_steps_without_a_guess_and_those_of_a_request_in_debt_say_nothing
     drive.is_empty = lambda index: is_bound or index % 4 > 0
     drive.run(4, 12)
     assert drive.chosen == "small"
+
+
+def test_empty_steps_of_another_model_say_nothing_of_the_kept_one() -> None:
+    """Such as a head that cannot draft for these requests: the small model stands in for it."""
+    choice, streams = StepChoice(lambda: 0.0), cast(Any, [Stream() for _ in range(4)])
+    assert choice.choose(streams, STEP_KINDS, plain_s=0.01) == "head"
+    for _ in range(8):
+        assert choice.choose(streams, ("small", "text", "plain"), plain_s=0.01) == "small"
+        choice.note_guesses(has_guesses=False, is_bound=False)
+    assert choice.choose(streams, STEP_KINDS, plain_s=0.01) == "head"
