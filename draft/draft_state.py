@@ -8,7 +8,7 @@ from outrider.draft.forecast import TreeForecast
 from outrider.draft.text.token_map import TokenMap
 from outrider.draft.trees.tree_batch import DraftTree
 from outrider.engine.cache.kv_view import KVView
-from outrider.engine.passes.runner import ForwardSlice
+from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.engine.protocols import DraftModel
 from outrider.engine.sequences.sequence import Sequence
 from outrider.verifier.params import Source
@@ -72,6 +72,13 @@ class DraftState:
             return
         self.view = view
         self.old_token_ids = self.sequence.token_ids[: view.num_computed_tokens]
+
+    def open(self, runner: ModelRunner) -> KVView:
+        """Return the view; a new one holds what the prefix cache knows."""
+        if self.view is None:
+            self.view = runner.new_view(self.sequence.request.cache_salt)
+            self.view.match_prefix(self.draft_ids())
+        return self.view
 
     def rewind(self) -> None:
         """Forget in an adopted view what the text does not say."""

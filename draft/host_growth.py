@@ -1,14 +1,14 @@
 """Trees that grow on the host: between two draft passes the host reads logits and picks nodes."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
-from outrider.draft.budget.budget import StepBudget
+from outrider.draft.budget.budget import NOTHING_READ, StepBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft
 from outrider.draft.guesses.compiled_levels import CompiledLevels
-from outrider.draft.guesses.model_guesses import ModelGuesses
+from outrider.draft.guesses.model_guesses import ModelGuesses, Slices
 from outrider.draft.heads.protocol import BlockLayout
 from outrider.draft.node_selection import least_chance, select_nodes, weighted_probs
 from outrider.draft.trees.tree_batch import choose_frontiers
@@ -51,13 +51,15 @@ class HostGrowth:
         self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
     ) -> Generator[DraftPass, DraftLogits, None]:
         """Run draft passes while one is worth its time."""
-        slices = self._model.catch_up_slices(growers)
+        slices = self._model.catch_up_slices(growers, step)
         levels = self._model.first_levels(slices, drafts, step)
+        num_read: Mapping[str, int] = rows_read(slices)
         while slices:
             growing = yield from _run(levels)
             if growing is None:
                 if step is not None:
-                    step.spend(sum(len(piece.token_ids) for _, piece in slices))
+                    step.spend(sum(len(piece.token_ids) for _, piece in slices), num_read)
+                    num_read = NOTHING_READ
                 logits = yield self._model.draft_pass(slices)
                 self._model.receive(slices, logits.of_slices, logits.hidden)
                 growing = yield from _run(self._model.later_levels(growers, drafts, step))
@@ -94,6 +96,14 @@ class HostGrowth:
             num_trees=len(growing),
         )
         return growing if is_worth_it else []
+
+
+def rows_read(slices: Slices) -> dict[str, int]:
+    """Count the rows of each request's text in a first pass, less its root."""
+    return {
+        draft.sequence.request_id: len(piece.token_ids) - piece.num_logit_rows
+        for draft, piece in slices
+    }
 
 
 def _run(levels: CompiledLevels | None) -> Generator[DraftPass, DraftLogits, list[Draft] | None]:

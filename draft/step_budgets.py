@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
+from typing import Final
 
-from outrider.draft.budget.budget import StepBudget, TreeBudget
+from outrider.draft.budget.budget import MOST_STEPS, DraftGain, StepBudget, TreeBudget
 from outrider.draft.budget.host_times import HostTimes, StepShape
 from outrider.draft.budget.own_pace import OwnPace
 from outrider.draft.budget.step_choice import StepChoice
@@ -11,6 +12,11 @@ from outrider.draft.draft_state import Draft
 from outrider.draft.host_growth import HostGrowth
 from outrider.engine.protocols import NO_LARGE_WORK, DraftModel, LargeWork, Trees
 from outrider.engine.sequences.sequence import Sequence
+
+# In a request's place, for prompts that are read beside the large model.
+_PROMPTS: Final = ""
+# A text is short if it takes less of a plain step to read it.
+_SHORT: Final = 0.2
 
 
 class StepBudgets:
@@ -37,15 +43,22 @@ class StepBudgets:
         self._plain_pass_s, self._plain_s = 0.0, 1.0  # of a plain step of the same sequences
         # Of the last step, as expected: whatever the machine did, nobody waited for guesses.
         self._stretch = 1.0
+        # Since it began, in plain steps: what was read of texts, by request, and what prompts took.
+        self._read: dict[str, float] = {}
+        self._beside = 0.0
         self._is_bound = False  # by what a request may still wait
 
     def plain_step_s(self, sequences: SequenceOf[Sequence], large_work: LargeWork) -> float:
         """Return what a plain step of these sequences should take; 1 where nothing is known."""
         if self._budget is None:
             return 1.0
-        number = len(sequences) + len(large_work.streams)
-        self._plain_pass_s = self._budget.target_pass_s(number, _mean_length(sequences))
+        number = max(len(sequences) + len(large_work.streams), 1)
+        context = _mean_length(sequences or large_work.streams)
+        self._plain_pass_s = self._budget.target_pass_s(number, context)
         self._plain_s = self._plain_pass_s + self.host_times.plain(number)
+        if num_rows := large_work.num_prompt_rows:
+            whole_s = self._budget.target_pass_s(number + num_rows, context)
+            self._beside += max(whole_s - self._plain_pass_s, 0.0) / self._plain_s
         return self._plain_s
 
     def begin_step(self, sequences: SequenceOf[Sequence], large_work: LargeWork) -> None:
@@ -55,12 +68,54 @@ class StepBudgets:
             self.host_times.observe(self._shape, seconds)
         self._step = self._shape = None
         self._large_work = large_work
-        self._pace.begin_step([*sequences, *large_work.streams], stretch)
+        self._pace.begin_step([*sequences, *large_work.streams], stretch, self._read, self._beside)
+        self._read, self._beside = {}, 0.0
 
     @property
     def patience(self) -> float:
         """Return the plain steps that every request can wait; below 0 the step is to be plain."""
         return self._pace.patience
+
+    def reading_s(self, readers: SequenceOf[Sequence]) -> float:
+        """Return the seconds that a model may read texts of these; all others wait for it."""
+        return self._pace.patience_beside(readers) * self._plain_s
+
+    def expected_gain(
+        self, sequences: SequenceOf[Sequence], number: int, acceptance: float, max_depth: int
+    ) -> float:
+        """Return the plain steps that a step should gain by guesses for each of so many sequences.
+
+        `sequences`: some of them. `acceptance`: how often a best guess is right.
+        """
+        if self._budget is None:
+            return 0.0
+        step = self._budget.of_step(
+            num_sequences=number,
+            context=_mean_length(sequences),
+            base_tokens=number,
+            step_host_s=self.host_times.plain(number),
+            part_host_s=self.host_times.part(number),
+        )
+        return step.best_rate([DraftGain(acceptance=acceptance)] * number, max_depth) - 1.0
+
+    def may_read(self, num_rows: int, number: int, gain: float) -> bool:
+        """Return whether it pays to read a prompt of so many tokens, beside the large model.
+
+        As much will be read for each of the `number` sequences that decode together, whose steps
+        gain so much of a plain one by guesses. The first guesses' pass takes in a short prompt.
+        """
+        if self._budget is None or gain <= 0.0 or self.patience < 0.0:
+            return False
+        reading_s = self._budget.draft_pass_s(num_rows)
+        if reading_s - self._budget.draft_pass_s(1) < _SHORT * self._plain_s:
+            return False
+        return number * reading_s <= gain * MOST_STEPS * self._plain_s
+
+    def note_read(self, num_rows: int) -> None:
+        """Note that so many rows of prompts are read, for which all that decode wait."""
+        if self._budget is not None:
+            steps = self._budget.draft_pass_s(num_rows) / self._plain_s
+            self._read[_PROMPTS] = self._read.get(_PROMPTS, 0.0) + steps
 
     def end_step(self, trees: Trees) -> None:
         """Note what a step with trees consists of."""
@@ -74,12 +129,15 @@ class StepBudgets:
         target_s = step.target_pass_s(step.num_rows + num_nodes, step.context)
         self._shape = StepShape(
             num_sequences=step.num_rows,
-            passes_s=step.passes_s + target_s,
+            passes_s=step.passes_s + target_s + sum(step.reading_s.values()),
             num_parts=step.num_levels + 1,
         )
-        more_s = self._shape.passes_s - step.target_pass_s(step.num_rows, step.context)
+        more_s = step.passes_s + target_s - step.target_pass_s(step.num_rows, step.context)
         more_s += self._shape.num_parts * self.host_times.part(step.num_rows)
         self._stretch = 1.0 + more_s / self._plain_s
+        self._read |= {who: seconds / self._plain_s for who, seconds in step.reading_s.items()}
+        if sum(step.reading_s.values()) > _SHORT * self._plain_s:
+            self._choice.note_reading()
 
     def end_plain_step(self, sequences: SequenceOf[Sequence]) -> None:
         """Note what a step without guesses consists of."""
@@ -119,6 +177,7 @@ class StepBudgets:
         )
         if self._step is not None:
             step.passes_s, step.num_levels = self._step.passes_s, self._step.num_levels
+            step.reading_s = self._step.reading_s
         self._step, self._step_of = step, who
         return step
 

@@ -131,6 +131,8 @@ class LargeWork:
     num_prompts: int = 0
     num_prompt_rows: int = 0
     """Rows of all `num_prompts` prompts together."""
+    prompts: SequenceOf[tuple[Sequence, int]] = ()
+    """Sequences that will want trees, and how many tokens of their prompts the pass computes."""
 
 
 NO_LARGE_WORK: Final = LargeWork()

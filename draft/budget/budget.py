@@ -7,10 +7,12 @@ Chen et al. 2024, section 4.3, for the hardware-aware size). A request that is b
 counts for more than its tokens (cf. AdaServe, Li et al. 2025).
 """
 
+from bisect import bisect_right
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +28,13 @@ _FEW = 2
 Floats = npt.NDArray[np.float64]
 
 _FIRST_WEIGHT, _LAST_WEIGHT = 1 / 3, 0.07
+# The least weight of an answer's first verdict: what others' texts said counts as three of them.
+_OWN_WEIGHT = 1 / 4
 _FORGETTING = 0.003
 FIRST_ACCEPTANCE = 0.7
 # What a model takes in before it can draft is spread over at most so many steps.
-_MOST_STEPS = 32
+MOST_STEPS = 32
+NOTHING_READ: Final[Mapping[str, int]] = {}
 
 
 class PassTimeEstimate(Protocol):
@@ -60,7 +65,7 @@ class DraftGain:
     """The weight of a token."""
     catch_up_rows: int = 1
     """Tokens that the small model takes in before it can draft, the last one included."""
-    num_steps: int = _MOST_STEPS
+    num_steps: int = MOST_STEPS
     """Steps that the sequence may still have, at most."""
 
     def gain(self, max_depth: int) -> float:
@@ -84,6 +89,8 @@ class StepBudget:
     """Tokens, weighted by urgency, that the step yields without a guess."""
     longest_s: float
     """Bound on the seconds of a step that has guesses, without those of prompts beside it."""
+    has_company: bool = False
+    """Other sequences decode in the step."""
     step_host_s: float = 0.0
     """Seconds of the host's work in any step."""
     part_host_s: float = 0.0
@@ -97,15 +104,48 @@ class StepBudget:
     """Expected seconds of the draft passes so far."""
     num_levels: int = 0
     """Number of draft passes so far."""
+    reading_s: dict[str, float] = field(default_factory=dict)
+    """Expected seconds for what was read of requests' texts, by request id. It serves all steps to
+    come, so it makes no guess of this one look cheap."""
+
+    @property
+    def room_s(self) -> float:
+        """Return what the step may last, less what was read in it, if others wait for that."""
+        return self.longest_s - (sum(self.reading_s.values()) if self.has_company else 0.0)
 
     @property
     def spent_s(self) -> float:
         """Expected seconds of the step so far, and of the host's work in any step."""
         return self.step_host_s + self.passes_s + self.num_levels * self.part_host_s
 
-    def spend(self, num_rows: int) -> None:
-        """Count a draft pass with so many rows."""
-        self.passes_s += self.draft_pass_s(num_rows, self.context)
+    def most_first_rows(self, num_texts: int, limit: int) -> int:
+        """Return the rows of a first pass that have room in the step, `limit` at most.
+
+        What any step takes in of `num_texts` texts has; more has not, beside prompts. Who is alone
+        waits for no other's text.
+        """
+        if not self.has_company:
+            return limit
+        if self.prompts_share:
+            return 2 * num_texts
+        plain_s = self.step_host_s + float(self.target_s(0)[0]) + self.part_host_s
+        room_s = self.longest_s - plain_s
+        rows = bisect_right(range(limit), room_s, key=lambda n: self.level_s(n + 1))
+        return max(rows, 2 * num_texts)
+
+    def spend(self, num_rows: int, num_read: Mapping[str, int] = NOTHING_READ) -> None:
+        """Count a draft pass with so many rows.
+
+        `num_read`: those of each request that read its text, less its root. One token of each is
+        what any step takes in.
+        """
+        seconds, most_read = self.draft_pass_s(num_rows, self.context), sum(num_read.values())
+        if most_read > len(num_read):
+            reading_s = seconds - self.draft_pass_s(num_rows - most_read, self.context)
+            for request_id, number in num_read.items():
+                self.reading_s[request_id] = reading_s * number / most_read
+            seconds -= reading_s
+        self.passes_s += seconds
         self.num_levels += 1
 
     def target_s(self, num_nodes: int) -> Floats:
@@ -142,6 +182,13 @@ class StepBudget:
         best = int(np.argmax(rates))
         return numbers[best] if rates[best] > text_tokens / text_s else 0
 
+    def best_rate(self, gains: SequenceOf["DraftGain"], max_depth: int) -> float:
+        """Return the rate of the best chains for all these sequences, in that of a plain step."""
+        added = self._added(gains, max_depth).sum(0)[None]  # [1, max_depth]
+        number, nothing = np.array([len(gains)]), np.zeros((1, 1))
+        (best,) = self._best_rates(number, self.base_tokens + added, 0, nothing).tolist()
+        return float(best * (self.spent_s + self.target_s(0)[0]) / self.base_tokens)
+
     @staticmethod
     def _added(gains: SequenceOf["DraftGain"], max_depth: int) -> Floats:
         """Tokens that a chain of each depth adds for each sequence, [len(gains), max_depth]."""
@@ -156,7 +203,7 @@ class StepBudget:
     def _catch_up_s(self, gains: SequenceOf["DraftGain"], numbers: list[int]) -> Floats:
         """Seconds a step of what the model takes in for so many sequences, [len(numbers), 1]."""
         rows = np.array([gain.catch_up_rows for gain in gains])
-        num_steps = np.array([min(max(gain.num_steps, 1), _MOST_STEPS) for gain in gains])
+        num_steps = np.array([min(max(gain.num_steps, 1), MOST_STEPS) for gain in gains])
         lasts = [number - 1 for number in numbers]
         totals, shares = rows.cumsum()[lasts], (rows / num_steps).cumsum()[lasts]
         found = [
@@ -184,8 +231,8 @@ class StepBudget:
         else:
             drafts_s = depths * [[self.level_s(int(number))] for number in numbers]
         step_s = drafts_s + target_s[num_nodes]
-        step_s += self.spent_s + self.part_host_s + catch_up_s
-        rates: Floats = np.where(step_s <= self.longest_s, gained / step_s, 0.0).max(1)
+        step_s += self.spent_s + self.part_host_s
+        rates: Floats = np.where(step_s <= self.room_s, gained / (step_s + catch_up_s), 0.0).max(1)
         return rates
 
     def is_worth_a_pass(
@@ -205,8 +252,9 @@ class StepBudget:
         ways = [(tokens_gained, more_s)]
         if num_nodes >= num_trees:
             ways.append((tokens_gained - replaced, level_s))
+        room_s = self.room_s
         return any(
-            step_s + seconds <= self.longest_s and tokens * step_s > expected_tokens * seconds
+            step_s + seconds <= room_s and tokens * step_s > expected_tokens * seconds
             for tokens, seconds in ways
         )
 
@@ -223,7 +271,7 @@ class StepBudget:
         step_s[0] -= self.part_host_s
         rates = expected / step_s
         plain_rate = rates[0]
-        np.putmask(rates, step_s > self.longest_s, 0.0)
+        np.putmask(rates, step_s > self.room_s, 0.0)
         rates[0] = plain_rate
         best = int(rates.argmax())
         return best, expected.item(best), step_s.item(best)
@@ -287,6 +335,7 @@ class TreeBudget:
             prompts_share=prompts_share,
             num_block_rows=num_block_rows,
             longest_s=min(longest_s, most_stretch * plain_s),
+            has_company=num_sequences > 1,
         )
 
 
@@ -297,6 +346,10 @@ class AcceptanceEstimate:
     value: float = FIRST_ACCEPTANCE
     weight: float = _FIRST_WEIGHT
     """Of the next verdict: nothing is known at first."""
+
+    def of_one(self) -> "AcceptanceEstimate":
+        """Return what an answer begins with, whose own text soon counts for more than others'."""
+        return AcceptanceEstimate(self.value, max(self.weight, _OWN_WEIGHT))
 
     def observe(self, was_right: bool) -> None:
         """Learn from one verdict."""

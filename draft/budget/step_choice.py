@@ -36,6 +36,9 @@ _LONGEST_STRETCH: Final = 4.0
 _MOST_GROUPS: Final = 64
 _RECALLED_CREDIT: Final = 1.0
 
+# A kind has been measured in a group once it has had so many steps.
+_ENOUGH_STEPS: Final = 8.0
+
 _Company = tuple[int, bool, bool, bool, int]
 
 
@@ -103,6 +106,24 @@ class StepChoice:
         self._num_tokens, self._num_steps = _counts(sequences)
         return kind
 
+    def gain_of(
+        self, kind: StepKind, sequences: SequenceOf[Sequence], *, first: StepKind
+    ) -> float | None:
+        """Return the plain steps that a step of these sequences gains by being of a kind.
+
+        0 if another kind is kept; None while this one is kept and not measured. `first`: the kind
+        that a choice which knows nothing begins with.
+        """
+        company = _company(sequences, 0)
+        nearest = min(self._choices, key=lambda other: _distance(other, company), default=None)
+        if nearest is None:
+            return None if kind == first else 0.0
+        choice = self._choices[nearest]
+        known = choice.known[kind]
+        if choice.kept != kind:
+            return 0.0
+        return known.value - 1.0 if known.pace.steps >= _ENOUGH_STEPS else None
+
     def _new_choice(self, company: _Company, num_sequences: int, first: StepKind) -> GroupChoice:
         """Return the choice of a new group, which begins with what the nearest one knows.
 
@@ -154,6 +175,13 @@ class StepChoice:
     def turn_plain(self) -> None:
         """Note that the step is plain after all. Steps around it are still of one kind."""
         self._is_plain = True
+
+    def note_reading(self) -> None:
+        """Note that a text is read in the step, which so says little of its kind.
+
+        What a probe reads counts all the same: it has to be worth it.
+        """
+        self._is_measured = self._is_measured and self.is_probe
 
     def note_guesses(self, *, has_guesses: bool, is_bound: bool) -> None:
         """Note whether a guess was worth its time; the step is plain after all where none was.

@@ -1,6 +1,6 @@
 """Trees of guesses that grow on the device: no draft pass of a step waits for the host."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,14 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from outrider.draft.budget.budget import StepBudget
+from outrider.draft.budget.budget import NOTHING_READ, StepBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.device.device_trees import DeviceCalibration, DeviceTrees, init_trees_on_device
 from outrider.draft.device.draft_levels import level_config
 from outrider.draft.draft_state import Draft
 from outrider.draft.forecast import Grower, TreeForecast, num_levels, share_nodes
 from outrider.draft.guesses.model_guesses import ModelGuesses, Slices
-from outrider.draft.host_growth import HostGrowth
+from outrider.draft.host_growth import HostGrowth, rows_read
 from outrider.draft.lessons import Lessons
 from outrider.draft.node_selection import least_chance, select_nodes, weighted_probs
 from outrider.draft.trees.grown_trees import GrownTrees
@@ -102,20 +102,22 @@ class DeviceGrowth:
     ) -> Generator[DraftPass, DraftLogits, DeviceTrees | None]:
         """Run draft passes; return the trees on the device."""
         trees: DeviceTrees | None = None
-        slices = self._model.catch_up_slices(growers)
+        slices = self._model.catch_up_slices(growers, step)
         # A chunk of a text that does not reach its root yet is the host's affair.
         roots = [pair for pair in slices if _is_plain(pair[0].sequence) and pair[1].num_logit_rows]
         begun = {id(draft) for draft, _ in roots}
         growers = [draft for draft in growers if id(draft) not in begun]
         taken = {id(piece) for _, piece in roots}  # a block's text may be a slice of its own
         slices = [pair for pair in slices if id(pair[1]) not in taken]
+        num_read: Mapping[str, int] = rows_read([*slices, *roots])
         grows = False  # the trees have a level in the next pass
         while slices or roots or grows:
             wanted = self._model.draft_pass([*slices, *roots])
             if grows and trees is not None:
                 wanted = _with_level(wanted, trees)
             if step is not None:
-                step.spend(sum(wanted.num_rows_each()))
+                step.spend(sum(wanted.num_rows_each()), num_read)
+                num_read = NOTHING_READ
             logits = yield wanted
             num_host_rows = sum(piece.num_logit_rows for _, piece in slices)
             hidden = logits.hidden

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from outrider.draft.budget.budget import StepBudget
 from outrider.draft.config import DraftConfig
 from outrider.draft.draft_state import Draft
 from outrider.draft.guesses.head_guesses import HeadGuesses
@@ -50,10 +51,10 @@ class BlockGuesses(HeadGuesses):
 
     # ---- the pass --------------------------------------------------------------------------
 
-    def catch_up_slices(self, growers: SequenceOf[Draft]) -> Slices:
+    def catch_up_slices(self, growers: SequenceOf[Draft], step: StepBudget | None = None) -> Slices:
         """The only pass: all accepted tokens that the head lacks, and behind the root the block."""
         slices: Slices = []
-        for draft, piece in super().catch_up_slices(growers):
+        for draft, piece in super().catch_up_slices(growers, step):
             draft.tree.is_stepwise = False  # nothing is computed of a node
             slices.append((draft, piece))
             if piece.num_logit_rows and not self._reserve_block(piece):

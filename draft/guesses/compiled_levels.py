@@ -197,7 +197,7 @@ class _Held:
         )
         self.budget.target_s, self.budget.draft_s = map(_address, self._tables)
         self.budget.num_levels = step.num_levels
-        self.budget.base_tokens, self.budget.longest_s = step.base_tokens, step.longest_s
+        self.budget.base_tokens, self.budget.longest_s = step.base_tokens, step.room_s
         self.budget.step_host_s, self.budget.part_host_s = step.step_host_s, step.part_host_s
         self.budget.passes_s = step.passes_s
 

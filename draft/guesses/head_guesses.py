@@ -99,11 +99,13 @@ class HeadGuesses(ModelGuesses):
             features=torch.cat(features) if features else None,
         )
 
-    def catch_up_slices(self, growers: SequenceOf[Draft]) -> Slices:
+    def catch_up_slices(self, growers: SequenceOf[Draft], step: StepBudget | None = None) -> Slices:
         """The first pass: all accepted tokens that the head lacks, the root last."""
         slices: Slices = []
         taps: list[Tensor] = []
         budget = self._config.max_catch_up_tokens
+        if step is not None:
+            budget = step.most_first_rows(len(growers), budget)
         for draft in growers:
             text = self._text(draft)
             num_rows = min(text.num_ready, max(budget, 1))

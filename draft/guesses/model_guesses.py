@@ -83,11 +83,8 @@ class ModelGuesses:
 
     def _open(self, draft: Draft) -> DraftState:
         """Return the draft's state, with a view that holds what the prefix cache knows."""
-        state = draft.state
-        if state.view is None:
-            state.view = self._runner.new_view(draft.sequence.request.cache_salt)
-            state.view.match_prefix(state.draft_ids())
-        return state
+        draft.state.open(self._runner)
+        return draft.state
 
     def draft_pass(self, slices: Slices) -> DraftPass:
         """The pass of these slices."""
@@ -95,14 +92,16 @@ class ModelGuesses:
             slices=[piece for _, piece in slices], owners=[draft.sequence for draft, _ in slices]
         )
 
-    def catch_up_slices(self, growers: SequenceOf[Draft]) -> Slices:
+    def catch_up_slices(self, growers: SequenceOf[Draft], step: StepBudget | None = None) -> Slices:
         """The first pass: all tokens that the small model lacks, the root last.
 
-        Together at most `max_catch_up_tokens` rows, and each sequence at least one: what does not
-        fit is taken in by the next steps.
+        Together at most `max_catch_up_tokens` rows, and what others may wait for; each sequence at
+        least one: what does not fit is taken in by the next steps.
         """
         slices = []
         budget = self._config.max_catch_up_tokens
+        if step is not None:
+            budget = step.most_first_rows(len(growers), budget)
         for draft in growers:
             state = self._open(draft)
             assert state.view is not None

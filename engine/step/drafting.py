@@ -102,12 +102,14 @@ class Drafting:
             # Many prompts at once come first: guesses would make each of them wait longer.
             may_grow = sequence.wants_tree and (not is_rushed or sequence.cascade is not None)
             (sequences if may_grow else others).append(sequence)
-        if not sequences:
+        prompts = [planned for planned in large.prefills if planned[0].wants_tree]
+        if not (sequences or prompts):
             return None
         large_work = LargeWork(
             streams=others,
             num_prompts=len(large.prefills),
             num_prompt_rows=sum(num_tokens for _, num_tokens in large.prefills),
+            prompts=prompts,
         )
         return self._drafter.propose(sequences, large_work=large_work)
 

@@ -118,6 +118,40 @@ def test_guesses_that_are_mostly_right_pay(processor: Processor) -> None:
 
 
 @pytest.mark.slow
+@by_processor("avx512", "zen4-core", "h100")
+@pytest.mark.parametrize(("num_streams", "least"), [(1, 1.3), (2, 1.2)])
+def test_guesses_behind_long_prompts_pay_for_their_reading(
+    processor: Processor, num_streams: int, least: float
+) -> None:
+    """The small model reads a prompt in the time of several plain steps, which then are paid for.
+
+    In the tokens of a second are the large model's prompts.
+    """
+    options = {"num_streams": num_streams, "max_tokens": 96, "num_prompt": 400}
+    curve = processor.curve("large", lambda rows: 1.0)
+    seconds = 600 * curve(1) + 8 * curve(400)
+    machine = VirtualMachine(processor, agreement=0.8)
+    assert machine.run(seconds, **options) >= least * plain_rate(processor, seconds, **options)
+
+
+@pytest.mark.slow
+@by_processor("avx512", "h100")
+@pytest.mark.parametrize("num_streams", [1, 4, 16])
+def test_long_prompts_are_not_read_for_guesses_that_are_never_right(
+    processor: Processor, num_streams: int
+) -> None:
+    """But for the first ones."""
+    options = {"num_streams": num_streams, "max_tokens": 96, "num_prompt": 400}
+    curve = processor.curve("large", lambda rows: 1.0)
+    seconds = 600 * curve(num_streams) + 8 * num_streams * curve(400)
+    machine = VirtualMachine(processor, agreement=0.0)
+    machine.run(seconds, **options)
+    num_passes = machine.num_draft_passes
+    assert machine.run(seconds, **options) >= 0.99 * plain_rate(processor, seconds, **options)
+    assert machine.num_draft_passes - num_passes <= 40
+
+
+@pytest.mark.slow
 @by_processor("avx2", "avx512")
 @pytest.mark.parametrize("num_streams", [1, 4])
 def test_guesses_that_begin_to_fail_are_left_within_two_seconds(

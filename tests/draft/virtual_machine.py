@@ -177,11 +177,13 @@ class VirtualMachine:
         *,
         seed: int | None = None,
         agreement: float | None = None,
+        num_prompt: int = 6,
         **sampling: Any,
     ) -> None:
         """Begin a stream. `seed`: a number of an earlier one, which is said again.
 
         `agreement`: its own chance that a guess is right; then it shares nothing with others.
+        `num_prompt`: the tokens of its prompt.
         """
         name = next(self._names)
         seed = int(name) if seed is None else seed
@@ -189,17 +191,20 @@ class VirtualMachine:
         if agreement is not None:
             self._agreements[name] = agreement
             sampling["cache_salt"] = name
-        request = make_request(name, random_prompt(6, seed=seed), max_tokens=max_tokens, **sampling)
+        prompt = random_prompt(num_prompt, seed=seed)
+        request = make_request(name, prompt, max_tokens=max_tokens, **sampling)
         self.engine.submit(request)
         self.open.add(name)
         self.deliveries[name] = []
 
-    def run(self, seconds: float, *, num_streams: int = 1, max_tokens: int = 450) -> float:
+    def run(
+        self, seconds: float, *, num_streams: int = 1, max_tokens: int = 450, num_prompt: int = 6
+    ) -> float:
         """Keep so many streams open for so long; return tokens a second."""
         begun_s, begun = self.now_s, self.num_tokens
         while self.now_s < begun_s + seconds:
             while len(self.open) < num_streams:
-                self.submit(max_tokens)
+                self.submit(max_tokens, num_prompt=num_prompt)
             self.step()
         return (self.num_tokens - begun) / (self.now_s - begun_s)
 

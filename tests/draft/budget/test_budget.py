@@ -250,3 +250,66 @@ def test_a_prompt_beside_makes_no_guess_look_cheap(num_prompt_rows: int) -> None
     # Of a plain step a token takes 5.25 ms: what takes 2.5 ms has to be right in half of all cases.
     assert step.num_nodes(np.array([0.9, 0.7, 0.4, 0.2, 0.1]))[0] == 2
     assert step.longest_s == pytest.approx(1.3 * 0.021)
+
+
+# ---- texts that are read ---------------------------------------------------------------------
+
+
+def by_rows(num_sequences: int) -> StepBudget:
+    """A large pass takes 1 s, a draft pass 0.01 s a row, a step 1.5 s at most."""
+    return step_budget(
+        FixedTimes(lambda rows: 1.0),
+        FixedTimes(lambda rows: 0.01 * rows),
+        num_sequences=num_sequences,
+        max_stretch=1.5,
+    )
+
+
+@pytest.mark.parametrize("num_sequences", [1, 3])
+def test_what_is_read_serves_later_steps_but_others_wait_for_it(num_sequences: int) -> None:
+    step, short = by_rows(num_sequences), by_rows(num_sequences)
+    step.spend(40 + 1, {"a": 10, "b": 30})
+    short.spend(1)
+    assert step.reading_s == pytest.approx({"a": 0.1, "b": 0.3})
+    assert step.passes_s == pytest.approx(short.passes_s)
+    assert step.num_nodes(np.array([0.9]))[1:] == pytest.approx(
+        short.num_nodes(np.array([0.9]))[1:]
+    )
+    assert step.room_s == pytest.approx(step.longest_s - 0.4 * (num_sequences > 1))
+
+
+def test_a_token_of_each_text_is_what_any_step_takes_in() -> None:
+    step = by_rows(2)
+    step.spend(4, {"a": 1, "b": 1})
+    assert step.reading_s == {}
+    assert step.passes_s == pytest.approx(0.04)
+
+
+def test_as_much_is_read_as_has_room_in_the_step_of_others() -> None:
+    assert by_rows(1).most_first_rows(1, 1024) == 1024
+    assert by_rows(4).most_first_rows(4, 1024) == pytest.approx(50, abs=1)
+    assert by_rows(4).most_first_rows(4, 20) == 20
+    assert by_rows(60).most_first_rows(60, 1024) == 120
+    assert replace(by_rows(4), prompts_share=0.5).most_first_rows(4, 1024) == 8
+
+
+def test_the_best_rate_is_that_of_chains_over_plain_steps() -> None:
+    step = by_rows(2)
+    one_deep = 2 * (1 + 0.8) / (1.0 + 0.02)
+    two_deep = 2 * (1 + 0.8 + 0.64) / (1.0 + 0.04)
+    gains = [DraftGain(acceptance=0.8)] * 2
+    assert step.best_rate(gains, 1) == pytest.approx(one_deep / 2)
+    assert step.best_rate(gains, 2) == pytest.approx(two_deep / 2)
+
+
+def test_an_answer_soon_knows_its_own_text() -> None:
+    """Whatever was right of others' before."""
+    known = AcceptanceEstimate()
+    for _ in range(100):
+        known.observe(True)
+    own = known.of_one()
+    assert own.value == known.value
+    for _ in range(4):
+        own.observe(False)
+    assert own.value < 0.55
+    assert known.value > 0.99, "it is a copy"

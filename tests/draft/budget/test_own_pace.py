@@ -117,6 +117,53 @@ def test_a_step_whose_time_says_nothing_is_not_booked() -> None:
     assert most() == at_first
 
 
+def balance(pace: OwnPace, stream: Stream) -> float:
+    return pace.most_stretch([(cast(Any, stream), 0.0)]) - 1.0
+
+
+def test_what_is_read_of_a_text_is_paid_in_parts_by_it_and_at_once_by_all_others() -> None:
+    """They only wait for it."""
+    pace, reader, other = OwnPace(), Stream("reader", 0.0), Stream("other", 0.0)
+    both = cast(Any, [reader, other])
+
+    def booked(stretch: float, read: dict[str, float]) -> tuple[float, float]:
+        before = balance(pace, reader), balance(pace, other)
+        for stream in (reader, other):
+            step(stream)
+        pace.begin_step(both, stretch, read)
+        lost = before[0] - balance(pace, reader), before[1] - balance(pace, other)
+        return lost[0] + 0.015, lost[1] + 0.015  # what every token gains
+
+    pace.begin_step(both, None)
+    assert booked(1.0, {"reader": 0.8}) == pytest.approx((0.0, 0.8))
+    assert booked(1.0, {}) == pytest.approx((0.0, 0.0))  # it has no guesses: it pays nothing
+    paid = [booked(1.001, {})[0] for _ in range(40)]
+    assert sum(paid) == pytest.approx(0.8 + 40 * 0.001)
+    assert max(paid) < 0.03
+
+
+def test_a_request_may_be_a_little_slower_for_the_time_that_it_waits_for_prompts() -> None:
+    """It is that much slower without guesses."""
+    pace, stream = OwnPace(), Stream("a", 0.0)
+    pace.begin_step(cast(Any, [stream]), None)
+    before = balance(pace, stream)
+    step(stream)
+    pace.begin_step(cast(Any, [stream]), 1.0, {"": 1.5}, 20.0)
+    assert balance(pace, stream) - before == pytest.approx(20.0 * 0.05 - 1.5 + 0.015)
+
+
+def test_all_but_those_whose_texts_are_read_have_to_wait() -> None:
+    pace, streams = OwnPace(), [Stream(name, 0.0) for name in "abc"]
+    pace.begin_step(cast(Any, streams), None)
+    for number, stream in enumerate(streams):
+        step(stream, 1 + number)
+    pace.begin_step(cast(Any, streams), 2.0)
+    balances = [balance(pace, stream) for stream in streams]
+    assert pace.patience == balances[0]
+    assert pace.patience_beside(cast(Any, streams[:1])) == balances[1]
+    assert pace.patience_beside(cast(Any, streams)) == float("inf")
+
+
 def test_steps_between_two_that_are_booked_were_plain() -> None:
     """They are not paid for twice."""
     accounts = []
