@@ -10,7 +10,8 @@ processor, as in simulate_load. With `--public` the target is a public model, wh
 text, and the drafter is the same model with noise on its weights (`--noise`).
 
 Reading it: tokens per second over plain decoding's, in virtual time, and that of both sources over
-the better single one's. Above 1 the tree that they share is worth more than either.
+the better single one's, with a 95 % interval (bootstrap over answers). Above 1 the tree that they
+share is worth more than either.
 
     python -m benchmarks.simulate.simulate_sources --public smollm2-135m --dtype bfloat16 \\
         --prompts prompts/spec_bench_half.jsonl
@@ -18,7 +19,7 @@ the better single one's. Above 1 the tree that they share is worth more than eit
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from benchmarks.shared.disagreeing import add_pair_option
@@ -34,6 +35,7 @@ from benchmarks.shared.harness import (
     verdict,
     write_results,
 )
+from benchmarks.shared.intervals import Interval, ratio_of_rates
 from benchmarks.shared.pair import Folders, Pair, add_prompt_options
 from benchmarks.shared.prompts import Prompt
 from benchmarks.simulate.processors import PROCESSORS, Processor
@@ -49,6 +51,7 @@ SOURCES: Final[dict[str, tuple[Source, ...]]] = {
     "both": ("model", "suffix"),
 }
 PLAIN: Final = "plain"
+BOTH: Final = "both over the best"
 _LEAST: Final = 0.98
 # Prompts of a file that are looked through for those of each domain.
 _MOST_PROMPTS: Final = 600
@@ -64,12 +67,20 @@ def by_domain(prompts: Sequence[Prompt], number: int) -> dict[str, list[Prompt]]
     return found
 
 
-def rate(
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer's tokens behind its first one, and the seconds that these took."""
+
+    num_tokens: int
+    seconds: float
+
+
+def answer_all(
     pair: Pair, processor: Processor, prompts: Sequence[Prompt], *, side: str, max_new: int
-) -> float:
-    """Return the tokens a second of answers one after the other, prompts' time left out."""
+) -> list[Answer]:
+    """Answer one prompt after the other; the prompts' own time is left out."""
     machine = Machine(pair, processor, side=ON, seed=0)
-    engine, seconds, num_tokens = machine.bench.engine, 0.0, 0
+    engine, answers = machine.bench.engine, list[Answer]()
     requests = make_requests(
         prompts,
         tier="large",
@@ -83,6 +94,7 @@ def rate(
             # What was answered before may be said again, as to one who works on something.
             engine.submit(replace(request, cache_salt=side))
             first_s: float | None = None
+            num_tokens = 0
             while engine.has_work:
                 for event in engine.step():
                     if isinstance(event, TokensEmitted) and first_s is None:
@@ -90,31 +102,40 @@ def rate(
                     elif isinstance(event, TokensEmitted):
                         num_tokens += len(event.token_ids)
             assert first_s is not None, "an answer without a token"
-            seconds += machine.now_s - first_s
-    return num_tokens / seconds
+            answers.append(Answer(num_tokens, machine.now_s - first_s))
+    return answers
 
 
-def compare(rates: Mapping[str, float]) -> dict[str, float]:
+def compare(sides: Mapping[str, Sequence[Answer]]) -> dict[str, Interval]:
     """Return each side over plain decoding, and both sources over the better one."""
-    found = {side: rates[side] / rates[PLAIN] for side in SOURCES}
-    return {**found, "both over the best": rates["both"] / max(rates["model"], rates["text"])}
+
+    tokens = {side: [each.num_tokens for each in answers] for side, answers in sides.items()}
+    seconds = {side: [each.seconds for each in answers] for side, answers in sides.items()}
+
+    def over(one: str, other: str) -> Interval:
+        return ratio_of_rates((tokens[one], tokens[other]), (seconds[one], seconds[other]))
+
+    found = {side: over(side, PLAIN) for side in SOURCES}
+    best = max(("model", "text"), key=lambda side: found[side].estimate)
+    return {**found, BOTH: over("both", best)}
 
 
 def _show(domains: Mapping[str, Mapping[str, Any]]) -> None:
-    columns = [*SOURCES, "both over the best"]
+    columns = [*SOURCES, BOTH]
     show_table(
         "tokens per second over plain decoding's, virtual time",
         ["domain", *columns],
         [
-            [name, *(f"{domain['ratio'][column]:.2f}" for column in columns)]
+            [name, *(str(domain["ratio"][column]) for column in columns)]
             for name, domain in domains.items()
         ],
     )
-    worst = min(domains, key=lambda name: domains[name]["ratio"]["both over the best"])
-    least = domains[worst]["ratio"]["both over the best"]
+    ratios = {name: domain["ratio"][BOTH] for name, domain in domains.items()}
+    worst = min(ratios, key=lambda name: ratios[name].estimate)
+    is_met = ratios[worst].estimate >= _LEAST
     console.print(
-        f"both at least {_LEAST} of the best in each domain: {verdict(least >= _LEAST)} "
-        f"({least:.3f}, {worst})"
+        f"both at least {_LEAST} of the best in each domain: {verdict(is_met)} "
+        f"(least: {ratios[worst]}, {worst})"
     )
 
 
@@ -140,9 +161,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     sides = [PLAIN, *SOURCES]
     with progress_bar("domains", len(found) * len(sides)) as advance:
         for name, prompts in found.items():
-            rates: dict[str, float] = {}
+            answers: dict[str, list[Answer]] = {}
             for side in sides:
-                rates[side] = rate(
+                answers[side] = answer_all(
                     pair,
                     PROCESSORS[arguments.processor],
                     prompts,
@@ -150,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     max_new=arguments.max_new,
                 )
                 advance(f"{name}, {side}")
-            domains[name] = {"tokens_per_s": rates, "ratio": compare(rates)}
+            domains[name] = {"answers": answers, "ratio": compare(answers)}
     _show(domains)
     results = {**pair.describe(), "processor": arguments.processor, "domains": domains}
     variant = arguments.public or variant_name(arguments)
