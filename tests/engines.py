@@ -159,12 +159,17 @@ class FixedTimes:
 
 
 def fixed_budget(
-    *, target: float = 1.0, row: float = 0.01, draft: float = 0.05, **options: Any
+    *,
+    target: float = 1.0,
+    row: float = 0.01,
+    draft: float = 0.05,
+    draft_row: float = 0.0,
+    **options: Any,
 ) -> TreeBudget:
-    """A budget for a large pass and each of its rows, and for a small pass, of so many seconds."""
+    """A budget for passes of so many seconds, the large one and small ones, and for their rows."""
     return TreeBudget(
         target_pass_s=FixedTimes(lambda rows: target + row * rows),
-        draft_pass_s=FixedTimes(lambda rows: draft),
+        draft_pass_s=FixedTimes(lambda rows: draft + draft_row * rows),
         **options,
     )
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from outrider.draft.budget.budget import TreeBudget
 from outrider.draft.config import DraftConfig
 from outrider.engine.config import EngineConfig
 from outrider.engine.core import Engine
@@ -18,6 +17,7 @@ from tests.engines import (
     assert_idle,
     drafter_of,
     finish,
+    fixed_budget,
     make_engine,
     make_request,
     random_prompt,
@@ -29,10 +29,7 @@ from tests.engines import (
 )
 
 # To read a prompt of 60 tokens takes a third of a plain step.
-_BUDGET = TreeBudget(
-    target_pass_s=FixedTimes(lambda rows: 1.0 + 0.001 * rows),
-    draft_pass_s=FixedTimes(lambda rows: 0.02 + 0.005 * rows),
-)
+_BUDGET = fixed_budget(row=0.001, draft=0.02, draft_row=0.005)
 _MODEL = DraftConfig(sources=("model",))
 
 

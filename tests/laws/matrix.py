@@ -270,7 +270,10 @@ _PLACES: Final[Mapping[str, Callable[[int], int]]] = {
 
 
 def _engine(case: Case, of: Pair, requests: SequenceOf[EngineRequest], **options: Any) -> Engine:
-    """An engine for a case; the budget's times are given, so that guesses are always made."""
+    """An engine for a case; the budget's times are given, so that guesses are always made.
+
+    To read a prompt takes a while, so several are read by both models at once.
+    """
     drafter, size = case["drafter"], case["chunk"]
     config = {} if size == "whole" else {"max_tokens_per_step": int(size), "min_prefill_tokens": 1}
     fewest = few_blocks(requests).engine["large_blocks"]
@@ -286,7 +289,8 @@ def _engine(case: Case, of: Pair, requests: SequenceOf[EngineRequest], **options
     head = _head_of(case)
     if head is None:
         blocks = {"large_blocks": num_blocks, "small_blocks": 1500}
-        return make_engine(of, budget=fixed_budget(), drafter_clock=lambda: 0.0, **blocks, **shared)
+        budget = fixed_budget(draft=0.04, draft_row=0.01)
+        return make_engine(of, budget=budget, drafter_clock=lambda: 0.0, **blocks, **shared)
     budget = fixed_budget(head_pass_s=FixedTimes(lambda rows: 0.05))
     return make_head_engine(
         of,

@@ -169,6 +169,7 @@ BUDGETS = {
     "fair": fixed_budget(),
     "dear-rows": fixed_budget(row=1.0),
     "dear-drafts": fixed_budget(draft=10.0),
+    "dear-reading": fixed_budget(draft=0.04, draft_row=0.01),
 }
 
 
@@ -180,7 +181,7 @@ def test_every_shape_of_tree(config: DraftConfig) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", slow_but({"none", "fair"}, BUDGETS))
+@pytest.mark.parametrize("budget", slow_but({"none", "dear-reading"}, BUDGETS))
 def test_every_budget(budget: TreeBudget | None) -> None:
     served = assert_same_answers(mixed_requests(), vary=on_device(budget=budget))
     if budget is BUDGETS["cheap"] or budget is None:

@@ -16,6 +16,7 @@ from outrider.verifier.params import Tier
 from tests.engines import (
     Answer,
     assert_idle,
+    fixed_budget,
     make_engine,
     make_request,
     random_prompt,
@@ -67,6 +68,9 @@ def check_case(number: int) -> None:
         small_blocks=fewest + rng.choice([0, 1, 3, fewest, 10 * fewest]),
         prefix_caching=rng.random() < 0.8,
         on_device=number % 2 == 1,
+        # Half of them read several prompts with both models at once.
+        budget=fixed_budget(draft=0.04, draft_row=0.01) if number // 2 % 2 else None,
+        drafter_clock=lambda: 0.0,
         config=EngineConfig(
             max_sequences=rng.choice([2, 5, 64]),
             max_tokens_per_step=rng.choice([3, 17, 64, 2048]),
