@@ -234,8 +234,7 @@ class TreeDrafter:
     def _grow(self, sequences: SequenceOf[Sequence], kind: StepKind) -> Proposal:
         """Grow the trees of a step that may have guesses."""
         drafts = [self._init_tree(sequence) for sequence in sequences]
-        for draft in drafts:
-            self._free.add(draft)
+        self._free.add_all(drafts)
         probs = weighted_probs(drafts)
         growers = self._choose_growers(drafts, kind, probs)
         if not any(growers.values()) and not any(d.tree.num_candidates > 1 for d in drafts):

@@ -100,7 +100,7 @@ class ModelGuesses:
         """
         slices = []
         budget = self._config.max_catch_up_tokens
-        if step is not None:
+        if step is not None and sum(map(self.num_missing, growers)) > 2 * len(growers):
             budget = step.most_first_rows(len(growers), budget)
         for draft in growers:
             state = self._open(draft)

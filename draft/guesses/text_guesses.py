@@ -34,11 +34,26 @@ class TextGuesses:
         """
         if len(sequences) * _LOOK_S > _MOST_LOOKING * step_s:
             return False
-        for sequence in sequences:
-            own = sequence.request.speculation
-            if own.may_guess and self._text.is_sure(sequence, self._config.sources_of(own)):
-                return True
-        return False
+        asked = [
+            (sequence, self._config.sources_of(own))
+            for sequence in sequences
+            if (own := sequence.request.speculation).may_guess
+        ]
+        return self._text.is_any_sure(asked)
+
+    def add_all(self, drafts: SequenceOf[Draft]) -> None:
+        """Add the guesses that cost no pass; where they cannot be made, the request fails alone."""
+        looks = [
+            (draft.sequence, draft.max_text_depth)
+            for draft in drafts
+            if draft.max_text_depth > 0 and "suffix" in draft.sources
+        ]
+        repeating = self._text.look(looks) if looks else ()
+        for draft in drafts:
+            sequence = draft.sequence
+            expects = sequence.proposal_token_ids or sequence.request.prediction_token_ids
+            if sequence.grammar is not None or expects or sequence.request_id in repeating:
+                self.add(draft)
 
     def add(self, draft: Draft) -> None:
         """Add the guesses that cost no pass; where they cannot be made, the request fails alone."""

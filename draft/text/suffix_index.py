@@ -1,18 +1,18 @@
 """Finds earlier occurrences of a text's end in growing texts, and what followed them.
 
 Suffix decoding (Oliaro et al., "SuffixDecoding: A Model-Free Approach to Speeding Up Large Language
-Model Inference", 2024) does this with suffix trees. In Python the hash chains of LZ77 (Deutsch,
-"DEFLATE Compressed Data Format Specification", RFC 1951, section 4) are faster and as good: a table
-from the hash of the last 8, 4 and 2 tokens to the latest place, and from each place to the one
-before it; a candidate is then compared backwards to its true length.
+Model Inference", 2024) does this with suffix trees. The hash chains of LZ77 (Deutsch, "DEFLATE
+Compressed Data Format Specification", RFC 1951, section 4) are faster and as good: a table from the
+hash of the last 8, 4 and 2 tokens to the latest place, and from each place to the one before it; a
+candidate is then compared backwards to its true length.
+
+This is the reference, and what runs where the library is not built. kernels/cpu/text.cpp does the
+same in less time and memory (`outrider.draft.text.compiled_repeats`).
 """
 
 from array import array
-from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from outrider.draft.trees.guess import Guess
 
@@ -27,11 +27,7 @@ BREAK: Final = -1
 MAX_CHAIN_DEPTH: Final = 256
 
 _GRAMS: Final = (8, 4, 2)
-_NO_KEYS: Final = (None,) * len(_GRAMS)
 _NOWHERE: Final = -1
-_BULK_TOKENS: Final = 48  # from here on numpy is faster
-_WORD: Final = 2**64 - 1
-_FACTORS: Final = {2: 0x9E3779B97F4A7C15, 4: 0xC2B2AE3D27D4EB4F, 8: 0x165667B19E3779F9}
 
 # How likely the token is that followed the same `length` tokens before: weak behind two, strong
 # behind twelve. Only the order matters much, since drafts are calibrated to what is accepted.
@@ -39,6 +35,9 @@ _TRUST: Final = [length * length / (length * length + 8.0) for length in range(5
 _RECENCY: Final = 0.9  # an occurrence counts that much less than the one after it
 _MIN_EDGE_PROB: Final = 0.05  # less likely alternatives are left out
 _DEPTH_PER_TOKEN: Final = 4  # a chain is at most so many times as long as its match
+# Matches shorter than the best one by this factor say nothing more, nor do more than so many.
+_MIN_LENGTH_SHARE: Final = 0.25
+_MAX_VOTERS: Final = 6
 
 
 class Match(NamedTuple):
@@ -53,48 +52,49 @@ class Match(NamedTuple):
 class SuffixIndex:
     """A growing text in which the latest occurrences of n-grams are found in constant time.
 
-    Memory is about 0.3 kB a token. A place is entered once it is known what follows it.
+    A place is entered once it is known what follows it.
     """
 
     def __init__(self, *, max_candidates: int = 6) -> None:
         """`max_candidates`: places that a search compares, the latest first."""
         self.token_ids: list[int] = []
-        # Hashes of the last n tokens, None where the document is shorter.
-        self.end_keys: tuple[int | None, ...] = _NO_KEYS
-        # Those of 2 tokens that end at the last 2 places, and of 4 at the last 4: the next ones are
-        # made of them.
-        self._last_pairs: deque[int] = deque(maxlen=2)
-        self._last_quads: deque[int] = deque(maxlen=4)
         self._max_candidates = max_candidates
         self._document_start = 0
         self._latest: tuple[dict[int, int], ...] = tuple({} for _ in _GRAMS)
-        # [num_tokens - 1] each: the place before with the same hash
+        # [num_tokens] each: the place before with the same hash
         self._earlier: tuple[array[int], ...] = tuple(array("i") for _ in _GRAMS)
+
+    @property
+    def end_keys(self) -> tuple[int | None, ...]:
+        """Hashes of the last 8, 4 and 2 tokens, None where the document is shorter."""
+        tokens, length = self.token_ids, len(self.token_ids) - self._document_start
+        return tuple(hash(tuple(tokens[-gram:])) if length >= gram else None for gram in _GRAMS)
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append to the current document."""
-        if not token_ids:
-            return
-        if len(token_ids) < _BULK_TOKENS:
-            self._extend_one_by_one(token_ids)
-            return
-        start = len(self.token_ids)
-        self.token_ids.extend(token_ids)
-        first = max(self._document_start, start - _GRAMS[0] + 1)
-        self._enter_pending(start)
-        self._extend_in_bulk(self.token_ids[first:], start, len(token_ids))
+        for token_id in token_ids:
+            if len(self.token_ids) > self._document_start:
+                self._enter_last()
+            self._append(token_id)
 
     def end_document(self) -> None:
         """Note that the next token belongs to another text."""
-        if len(self.token_ids) == self._document_start:
-            return
+        if len(self.token_ids) > self._document_start:
+            self._append(BREAK)
+            self._document_start = len(self.token_ids)
+
+    def _append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
         for earlier in self._earlier:
-            earlier.extend((_NOWHERE, _NOWHERE))  # the last token and the break
-        self.token_ids.append(BREAK)
-        self._document_start = len(self.token_ids)
-        self.end_keys = _NO_KEYS
-        self._last_pairs.clear()
-        self._last_quads.clear()
+            earlier.append(_NOWHERE)
+
+    def _enter_last(self) -> None:
+        """The last place has a continuation now."""
+        place = len(self.token_ids) - 1
+        for key, latest, earlier in zip(self.end_keys, self._latest, self._earlier, strict=True):
+            if key is not None:
+                earlier[place] = latest.get(key, _NOWHERE)
+                latest[key] = place
 
     def find(
         self, text: list[int], end_keys: Sequence[int | None], hint: int | None = None
@@ -140,97 +140,72 @@ class SuffixIndex:
             num_looked_at += 1
         return found
 
-    def _enter_pending(self, start: int) -> None:
-        """The place `start - 1` has a continuation now."""
-        if start == self._document_start:
-            return
-        for key, latest, earlier in zip(self.end_keys, self._latest, self._earlier, strict=True):
-            if key is None:
-                earlier.append(_NOWHERE)
-            else:
-                earlier.append(latest.get(key, _NOWHERE))
-                latest[key] = start - 1
-
-    def _extend_one_by_one(self, token_ids: Sequence[int]) -> None:
-        """Append a few tokens; each place is entered once the next one is known."""
-        tokens, pairs, quads = self.token_ids, self._last_pairs, self._last_quads
-        latest_octets, latest_quads, latest_pairs = self._latest
-        octets, fours, twos = self._earlier
-        octet, quad, pair = self.end_keys
-        position = len(tokens) - 1
-        # Each table is written out: this runs for every token of every sequence.
-        for token_id in token_ids:
-            new_pair = new_quad = new_octet = None
-            if position >= self._document_start:
-                octets.append(_NOWHERE if octet is None else latest_octets.get(octet, _NOWHERE))
-                fours.append(_NOWHERE if quad is None else latest_quads.get(quad, _NOWHERE))
-                twos.append(_NOWHERE if pair is None else latest_pairs.get(pair, _NOWHERE))
-                if pair is not None:
-                    latest_pairs[pair] = position
-                    if quad is not None:
-                        latest_quads[quad] = position
-                        if octet is not None:
-                            latest_octets[octet] = position
-                new_pair = (tokens[-1] * _FACTORS[2] + token_id) & _WORD
-                if len(pairs) == 2:
-                    new_quad = (pairs[0] * _FACTORS[4] + new_pair) & _WORD
-                    if len(quads) == 4:
-                        new_octet = (quads[0] * _FACTORS[8] + new_quad) & _WORD
-                    quads.append(new_quad)
-                pairs.append(new_pair)
-            tokens.append(token_id)
-            octet, quad, pair = new_octet, new_quad, new_pair
-            position += 1
-        self.end_keys = (octet, quad, pair)
-
-    def _extend_in_bulk(self, window: list[int], start: int, num_new: int) -> None:
-        """Add many tokens at once, and sort the hashes to find those that are equal."""
-        hashes = np.array(window, dtype=np.uint64)  # [num_window]
-        last, end_keys = {4: self._last_quads, 2: self._last_pairs}, []
-        for level in reversed(range(len(_GRAMS))):
-            gram, latest, earlier = _GRAMS[level], self._latest[level], self._earlier[level]
-            half = gram // 2
-            hashes = hashes[:-half] * np.uint64(_FACTORS[gram]) + hashes[half:]
-            if gram in last:
-                last[gram].extend(hashes[-gram:].tolist())
-            num_without = max(num_new - len(hashes), 0)
-            new = hashes[-(num_new - num_without) :]
-            end_keys.append(int(new[-1]))
-            new = new[:-1]
-            first = start + num_without
-            order = np.argsort(new, kind="stable")  # equal ones in the order of their places
-            in_order = new[order]
-            is_repeated = in_order[1:] == in_order[:-1]
-            before = np.full(len(new), _NOWHERE, dtype=np.int32)  # [num_entered]
-            before[order[1:][is_repeated]] = order[:-1][is_repeated] + first
-            keys = new.tolist()
-            if latest:
-                is_first = np.concatenate(([True], ~is_repeated))
-                for index in order[is_first].tolist():
-                    before[index] = latest.get(keys[index], _NOWHERE)
-            earlier.extend([_NOWHERE] * num_without)
-            earlier.frombytes(before.tobytes())
-            latest.update(zip(keys, range(first, first + len(keys)), strict=True))
-        self.end_keys = tuple(end_keys[::-1])
-
 
 def _common_end(tokens: list[int], position: int, text: list[int]) -> int:
     """Count how many tokens up to `position` equal the text's last ones; at most MAX_MATCH."""
     end, text_end = position + 1, len(text)
     limit = min(end, text_end, MAX_MATCH)
     length = 0
-    while (
-        length + 8 <= limit
-        and tokens[end - length - 8 : end - length]
-        == text[text_end - length - 8 : text_end - length]
-    ):
-        length += 8
     while length < limit and tokens[end - length - 1] == text[text_end - length - 1]:
         length += 1
     return length
 
 
 # ---- what follows ---------------------------------------------------------------------------
+
+
+class Repeats:
+    """A text that grows, and what followed its end where it stood before.
+
+    The reference of `outrider.draft.text.compiled_repeats`.
+    """
+
+    def __init__(self) -> None:
+        self.index = SuffixIndex()
+        # The last best match, and the text's length then.
+        self._best: tuple[SuffixIndex, Match] | None = None
+        self._best_at = 0
+
+    def chains(
+        self, memories: Sequence[SuffixIndex], *, max_depth: int, max_branches: int
+    ) -> list[Guess]:
+        """Return at most `max_branches` chains of at most `max_depth` tokens, likeliest first.
+
+        `memories`: other texts that are looked through, the latest first.
+        """
+        if max_depth < 1:
+            return []
+        own, text = self.index, self.index.token_ids
+        found: list[tuple[SuffixIndex, Match]] = []
+        for index in (own, *memories):
+            hint = self._hint(index, len(text))
+            found += [(index, match) for match in index.find(text, own.end_keys, hint)]
+        if not found:
+            self._best = None
+            return []
+        found.sort(key=lambda each: -each[1].length)  # stable: the latest stay first
+        self._best, self._best_at = found[0], len(text)
+        least = found[0][1].length * _MIN_LENGTH_SHARE
+        continuations = [
+            continuation(index, match, max_depth=max_depth, repeats=index is own)
+            for index, match in found[:_MAX_VOTERS]
+            if match.length >= least
+        ]
+        return vote(continuations, max_branches)
+
+    def is_sure(self, memories: Sequence[SuffixIndex]) -> bool:
+        """True if the last 8 tokens stand somewhere, followed by more."""
+        return any(index.holds(self.index.end_keys) for index in (self.index, *memories))
+
+    def _hint(self, index: SuffixIndex, num_tokens: int) -> int | None:
+        """Return where the last best match stands now if the text went on as it did there.
+
+        Among many places that share the last tokens, only the latest are looked at; the one that
+        has been right all along need not be among them.
+        """
+        if self._best is None or self._best[0] is not index:
+            return None
+        return self._best[1].position + num_tokens - self._best_at
 
 
 class Continuation(NamedTuple):

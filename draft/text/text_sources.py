@@ -2,18 +2,20 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from outrider.draft.text.prediction import PredictionCursor
-from outrider.draft.text.suffix_index import (
-    MAX_CHAIN_DEPTH,
-    Continuation,
-    Match,
-    SuffixIndex,
-    continuation,
-    vote,
+from outrider.draft.text.repeats import (
+    AnyRepeats,
+    Memories,
+    is_any_sure,
+    look_all,
+    new_index,
+    new_repeats,
 )
+from outrider.draft.text.suffix_index import MAX_CHAIN_DEPTH
 from outrider.draft.trees.guess import Guess
 from outrider.engine.sequences.sequence import Sequence
 from outrider.verifier.params import Source
@@ -23,9 +25,6 @@ __all__ = ["Guess", "TextSources"]
 # Remembered with an answer, so that how it began is found again: mostly the template's own tokens
 # and the end of the question.
 _NUM_CONTEXT_TOKENS: Final = 8
-# Matches shorter than the best one by this factor say nothing more, nor do more than so many.
-_MIN_LENGTH_SHARE: Final = 0.25
-_MAX_VOTERS: Final = 6
 
 # Sources of predictions: the client, and the answer retracted at a change of tier.
 _Expected = Literal["client", "retracted"]
@@ -39,14 +38,34 @@ class _SequenceState:
 
     proposal: list[int]
     """The sequence's own list, which is another one after every change of tier."""
-    index: SuffixIndex | None = None
-    best: tuple[SuffixIndex, Match] | None = None
-    """The last best match and where it was found."""
-    best_at: int = 0
-    """The text's length then."""
+    text: AnyRepeats | None = None
+    num_read: int = 0
+    """Tokens that `text` has, the last of which is `last_token_id`."""
+    last_token_id: int = -1
+    chains: list[Guess] = field(default_factory=list)
+    """What follows by what repeats."""
+    found_for: tuple[int, int] = (-1, 0)
+    """The text's length, and the depth, for which `chains` were found."""
     cursors: dict[_Expected, PredictionCursor] = field(default_factory=dict)
     num_followed: int = 0
     """Output tokens that the cursors have seen."""
+
+
+@dataclass(eq=False, slots=True)
+class _Reading:
+    """What texts take in, and where they look, text by text."""
+
+    states: list[_SequenceState] = field(default_factory=list)
+    texts: list[AnyRepeats] = field(default_factory=list)
+    new: list[list[int]] = field(default_factory=list)
+    memories: list[Memories] = field(default_factory=list)
+
+    def end(self) -> None:
+        """Note that the texts have it."""
+        for state, new in zip(self.states, self.new, strict=True):
+            if new:
+                state.num_read += len(new)
+                state.last_token_id = new[-1]
 
 
 class _TenantMemory:
@@ -57,28 +76,27 @@ class _TenantMemory:
 
     def __init__(self, max_tokens: int) -> None:
         self._generation_size = max_tokens // 2
-        self._young = SuffixIndex()
-        self._old: SuffixIndex | None = None
-
-    @property
-    def generations(self) -> list[SuffixIndex]:
+        self.generations: Memories = (new_index(),)
         """The latest first."""
-        return [self._young] if self._old is None else [self._young, self._old]
+        self._sizes = [0]
 
     @property
     def num_tokens(self) -> int:
         """Tokens held, with a break behind each answer."""
-        return sum(len(generation.token_ids) for generation in self.generations)
+        return sum(self._sizes)
 
     def add(self, token_ids: list[int]) -> None:
         """Remember an answer, or of one beyond a generation's size its end."""
         token_ids = token_ids[-max(self._generation_size - 1, 0) :]
         if self._generation_size < 2:
             return
-        if len(self._young.token_ids) + len(token_ids) + 1 > self._generation_size:
-            self._old, self._young = self._young, SuffixIndex()
-        self._young.extend(token_ids)
-        self._young.end_document()
+        young = self.generations[0]
+        if self._sizes[0] + len(token_ids) + 1 > self._generation_size:
+            young, old, self._sizes = new_index(), young, [0, self._sizes[0]]
+            self.generations = (young, old)
+        young.extend(token_ids)
+        young.end_document()
+        self._sizes[0] += len(token_ids) + 1
 
 
 class TextSources:
@@ -139,8 +157,11 @@ class TextSources:
             return {}
         state = self._state(sequence)
         guesses: dict[Source, list[Guess]] = {}
-        if "suffix" in sources and (chains := self._repeated(sequence, state, depth)):
-            guesses["suffix"] = chains
+        if "suffix" in sources:
+            if state.found_for != (len(sequence.token_ids), depth):
+                self.look([(sequence, depth)])
+            if state.chains:
+                guesses["suffix"] = state.chains
         self._follow(sequence, state)
         for expected, cursor in state.cursors.items():
             if expected == "retracted" and "model" in sources and _is_retraced(sequence, cursor):
@@ -155,22 +176,59 @@ class TextSources:
                 guesses.setdefault(source, []).extend(chains)
         return guesses
 
-    def is_sure(self, sequence: Sequence, sources: Collection[Source]) -> bool:
-        """True if it is hardly chance where the text goes on: eight tokens repeat, or a prediction.
+    def look(self, asked: SequenceOf[tuple[Sequence, int]]) -> set[str]:
+        """Look up what repeats of many at once, for `guess`; with each comes the depth of it.
 
-        This takes a few microseconds, so it can be asked in steps that make no guesses.
+        Returns the ids of the requests whose texts repeat.
         """
-        state = self._state(sequence)
-        if "suffix" in sources:
-            own = self._read(sequence, state)
-            if any(
-                each.holds(own.end_keys) for each in (own, *self._generations(_owner(sequence)))
-            ):
+        depths = [min(depth, self._max_depth) for _, depth in asked]
+        reading = self._reading([sequence for sequence, _ in asked])
+        found = look_all(reading.texts, reading.new, reading.memories, depths, self._max_branches)
+        reading.end()
+        for state, chains, depth in zip(reading.states, found, depths, strict=True):
+            state.chains, state.found_for = chains, (state.num_read, depth)
+        return {
+            sequence.request_id
+            for (sequence, _), chains in zip(asked, found, strict=True)
+            if chains
+        }
+
+    def is_any_sure(self, asked: SequenceOf[tuple[Sequence, Collection[Source]]]) -> bool:
+        """True if it is hardly chance where one of the texts goes on.
+
+        That is where eight tokens repeat, or a prediction is right. This takes a few microseconds
+        for each, so it can be asked in steps that make no guesses.
+        """
+        repeating = [sequence for sequence, sources in asked if "suffix" in sources]
+        if repeating:
+            reading = self._reading(repeating)
+            is_sure = is_any_sure(reading.texts, reading.new, reading.memories)
+            reading.end()
+            if is_sure:
                 return True
-        if "prediction" not in sources:
-            return False
+        return any(self._is_aligned(each) for each, sources in asked if "prediction" in sources)
+
+    def _is_aligned(self, sequence: Sequence) -> bool:
+        """True if it is known where in what is expected the text is."""
+        state = self._state(sequence)
         self._follow(sequence, state)
         return any(cursor.is_aligned for cursor in state.cursors.values())
+
+    def _reading(self, sequences: SequenceOf[Sequence]) -> "_Reading":
+        """Gather what a look takes in of these texts, and where it looks."""
+        reading = _Reading()
+        for sequence in sequences:
+            state = self._state(sequence)
+            if state.text is None:
+                state.text = new_repeats()
+            reading.states.append(state)
+            reading.texts.append(state.text)
+            reading.new.append(sequence.token_ids[state.num_read :])
+            memory = self._memories.get(owner := _owner(sequence))
+            if memory is not None:
+                self._memories.move_to_end(owner)
+            reading.memories.append(() if memory is None else memory.generations)
+        return reading
 
     def num_retraced(self, sequence: Sequence) -> int | None:
         """Length of the answer while the retracted one (`proposal_token_ids`) says the same."""
@@ -209,56 +267,6 @@ class TextSources:
             self._states[sequence.request_id] = state
         return state
 
-    # ---- repeated text --------------------------------------------------------------------
-
-    def _repeated(self, sequence: Sequence, state: _SequenceState, max_depth: int) -> list[Guess]:
-        own, text = self._read(sequence, state), sequence.token_ids
-        found: list[tuple[SuffixIndex, Match]] = []
-        hinted, hint = self._hint(state, len(text))
-        for index in (own, *self._generations(_owner(sequence))):
-            place = hint if index is hinted else None
-            found += [(index, match) for match in index.find(text, own.end_keys, place)]
-        if not found:
-            state.best = None
-            return []
-        found.sort(key=_length_of, reverse=True)  # stable: the latest stay first
-        state.best, state.best_at = found[0], len(text)
-        least = found[0][1].length * _MIN_LENGTH_SHARE
-        continuations: list[Continuation] = [
-            continuation(index, match, max_depth=max_depth, repeats=index is own)
-            for index, match in found[:_MAX_VOTERS]
-            if match.length >= least
-        ]
-        return vote(continuations, self._max_branches)
-
-    @staticmethod
-    def _read(sequence: Sequence, state: _SequenceState) -> SuffixIndex:
-        """The index of the sequence's own text, with all of it."""
-        if state.index is None:
-            state.index = SuffixIndex()
-        state.index.extend(sequence.token_ids[len(state.index.token_ids) :])
-        return state.index
-
-    def _hint(
-        self, state: _SequenceState, num_tokens: int
-    ) -> tuple[SuffixIndex | None, int | None]:
-        """Return where the last best match stands now if the text went on as it did there.
-
-        Among many places that share the last tokens, only the latest are looked at; the one that
-        has been right all along need not be among them.
-        """
-        if state.best is None:
-            return None, None
-        index, match = state.best
-        return index, match.position + num_tokens - state.best_at
-
-    def _generations(self, owner: _Owner) -> list[SuffixIndex]:
-        memory = self._memories.get(owner)
-        if memory is None:
-            return []
-        self._memories.move_to_end(owner)
-        return memory.generations
-
     # ---- predicted text -------------------------------------------------------------------
 
     def _follow(self, sequence: Sequence, state: _SequenceState) -> None:
@@ -288,17 +296,11 @@ def _is_retraced(sequence: Sequence, cursor: PredictionCursor) -> bool:
     return place is not None and place < len(sequence.proposal_rivals)
 
 
-def _length_of(found: tuple[SuffixIndex, Match]) -> int:
-    return found[1].length
-
-
 def _was_retracted(state: _SequenceState, sequence: Sequence) -> bool:
     """True if tokens are gone that were taken in."""
     if state.proposal is not sequence.proposal_token_ids:
         return True
     if state.num_followed > sequence.num_output_tokens:
         return True
-    if state.index is None:
-        return False
-    known, text = state.index.token_ids, sequence.token_ids
-    return len(known) > len(text) or (bool(known) and known[-1] != text[len(known) - 1])
+    known, text = state.num_read, sequence.token_ids
+    return known > len(text) or (known > 0 and text[known - 1] != state.last_token_id)

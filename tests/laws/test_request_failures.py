@@ -222,7 +222,9 @@ def test_guesses_that_break_end_their_request_only(
         return guess(self, sequence, *arguments)
 
     monkeypatch.setattr(TextSources, "guess", guess_or_break)
-    own = run(make_engine(shipped_pair(), on_device=on_device), poisoned())
+    # Asked for what it expects; what repeats is looked up for all at once.
+    poison = replace(poisoned(), prediction_token_ids=(1, 2, 3))
+    own = run(make_engine(shipped_pair(), on_device=on_device), poison)
     assert isinstance(own[-1], Failed)
     assert own[-1].code == "request_failed"
 

@@ -1,7 +1,5 @@
 """Longest matches against brute force, and votes that add up."""
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,7 +52,7 @@ def check_match(tokens: list[int], text: list[int], match: Match) -> None:
 
 @given(text=texts, sizes=st.lists(st.sampled_from([1, 2, 5, 9, 48, 60]), min_size=1, max_size=4))
 def test_the_longest_earlier_occurrence(text: list[int], sizes: list[int]) -> None:
-    """However the text came in, one token at a time or in bulk."""
+    """However the text came in."""
     index = SuffixIndex(max_candidates=EVERYWHERE)
     in_pieces(index, text, sizes)
     matches = index.find(text, index.end_keys)
@@ -86,17 +84,6 @@ def test_other_texts_and_none_across_their_borders(
         assert BREAK not in follows
         end = match.position + 1
         assert index.token_ids[end : end + len(follows)] == follows
-
-
-def test_pieces_and_bulk_make_the_same_index() -> None:
-    rng = random.Random(1)
-    text = [rng.randrange(5) for _ in range(400)]
-    whole, pieces = SuffixIndex(), SuffixIndex()
-    whole.extend(text)
-    in_pieces(pieces, text, [1, 3, 60, 2, 100])
-    assert whole._latest == pieces._latest
-    assert whole._earlier == pieces._earlier
-    assert whole.end_keys == pieces.end_keys
 
 
 def test_few_candidates_are_the_latest_and_the_hint_finds_the_right_one() -> None:

@@ -11,7 +11,13 @@ from typing import Any, Final
 
 import pytest
 
-from outrider.kernels.cpu import expert_products, level_library, structs, tree_library
+from outrider.kernels.cpu import (
+    expert_products,
+    level_library,
+    structs,
+    text_library,
+    tree_library,
+)
 from outrider.kernels.layers import compiled_pass
 from tests.docs.markdown import ROOT
 
@@ -21,7 +27,10 @@ HEADERS: Final = "\n".join(
 )
 STRUCTURES: Final = [
     found
-    for module in (structs, tree_library, level_library, expert_products, compiled_pass)
+    for module in (
+        *(structs, tree_library, level_library, text_library),
+        *(expert_products, compiled_pass),
+    )
     for found in vars(module).values()
     if isinstance(found, type(ctypes.Structure)) and found.__module__ == module.__name__
 ]
