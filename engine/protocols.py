@@ -222,7 +222,8 @@ class Drafter(Protocol):
     ) -> Proposal:
         """Draft one tree for each sequence, a level per pass. May yield nothing at all.
 
-        A forest's slots are reserved in its sequences' views when it is returned.
+        Without a sequence there may be prompts to read, of `large_work`, and there are no trees. A
+        forest's slots are reserved in its sequences' views when it is returned.
         """
 
     def propose_from_text(

@@ -104,7 +104,8 @@ class HeadGuesses(ModelGuesses):
         slices: Slices = []
         taps: list[Tensor] = []
         budget = self._config.max_catch_up_tokens
-        if step is not None:
+        num_ready = sum([self._text(draft).num_ready for draft in growers])
+        if step is not None and num_ready > 2 * len(growers):
             budget = step.most_first_rows(len(growers), budget)
         for draft in growers:
             text = self._text(draft)

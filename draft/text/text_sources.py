@@ -161,7 +161,7 @@ class TextSources:
             if state.found_for != (len(sequence.token_ids), depth):
                 self.look([(sequence, depth)])
             if state.chains:
-                guesses["suffix"] = state.chains
+                guesses["suffix"] = [*state.chains]
         self._follow(sequence, state)
         for expected, cursor in state.cursors.items():
             if expected == "retracted" and "model" in sources and _is_retraced(sequence, cursor):

@@ -156,8 +156,6 @@ int64_t find(const TextIndex& index, const TextIndex& text, int64_t hint, Match*
     if (hint >= 0 && hint < index.size - 1 && index.tokens[hint + 1] != kBreak) {
         const int64_t length = common_end(index, hint, text);
         if (length >= kMinMatch) found[count++] = {&index, length, hint};
-    } else {
-        hint = hint < index.size ? hint : kNowhere;
     }
     for (int64_t level = 0; level < kNumGrams; ++level) {
         const int64_t gram = kGrams[level], before = count;

@@ -239,6 +239,17 @@ def test_an_earlier_answer_of_the_other_tier() -> None:
     assert predicted(sources, named)[0].token_ids == [8, 9]
 
 
+def test_who_asks_twice_hears_the_same() -> None:
+    """Of what repeats and, beside it, of an earlier answer and a prediction."""
+    prompt = numbers(40, 1)
+    sequence = make_sequence(prompt, prompt[3:12], prediction=[8, 9])
+    sequence.proposal_token_ids = [*prompt[3:12], 5, 6, 7]
+    sources, asked = TextSources(), ("suffix", "prediction")
+    first = {source: [*chains] for source, chains in sources.guess(sequence, asked, 16).items()}
+    assert len(first["suffix"]) == 2
+    assert sources.guess(sequence, asked, 16) == first
+
+
 # ---- what is kept for a sequence ------------------------------------------------------------
 
 
