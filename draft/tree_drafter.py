@@ -167,6 +167,8 @@ class TreeDrafter:
             num_prompts=large_work.num_prompts,
             begin_s=lambda kind: self._catch_up_s(kind, sequences),
             patience=patience,
+            # Who is alone pays in parts for what is read of its text.
+            begin_patience=patience if len(sequences) + len(large_work.streams) > 1 else inf,
         )
         yield from self._read_prompts(sequences, large_work)
         if kind != "head" and self._head_texts is not None:

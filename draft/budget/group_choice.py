@@ -194,18 +194,20 @@ class GroupChoice:
         offered: SequenceOf[StepKind],
         begin_steps: Callable[[StepKind], float],
         patience: float = inf,
+        begin_patience: float = inf,
     ) -> StepKind:
         """Choose the kind of the next step among those that are possible.
 
         `begin_steps`: the plain steps that a model of this kind takes to catch up, at least.
-        `patience`: the plain steps that every request can wait for guesses.
+        `patience`: the plain steps that every request can wait for guesses; `begin_patience`: that
+        others can wait while a model catches up with a text.
         """
         if self.kept not in offered:
             return max(offered, key=lambda kind: self.known[kind].value)
         if self.probe is not None and patience < 0.0 and self.probe.lost_measured >= 0.0:
             self._end_probe(self.probe)
         if self.probe is None and self.num_between >= _STEPS_BETWEEN:
-            self._begin_probe(offered, begin_steps, patience)
+            self._begin_probe(offered, begin_steps, begin_patience)
         if self.probe is None or self.probe.kind not in offered:
             return self.kept
         return self.probe.kind

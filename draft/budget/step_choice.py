@@ -78,6 +78,7 @@ class StepChoice:
         num_prompts: int = 0,
         begin_s: Callable[[StepKind], float] = lambda kind: 0.0,
         patience: float = inf,
+        begin_patience: float = inf,
     ) -> StepKind:
         """Return the kind of the step of these sequences, which begins now.
 
@@ -85,7 +86,8 @@ class StepChoice:
         plain step of them should take. `num_prompts`: so many are computed beside, whose sequences
         soon decode as well; the step's time will say nothing of its kind. `begin_s`: what a kind's
         model takes to catch up with a text, which a probe has to be worth. `patience`: the plain
-        steps that every request can wait for guesses.
+        steps that every request can wait for guesses; `begin_patience`: that others can wait while
+        a model catches up.
         """
         choice = self._choices.get(company := _company(sequences, num_prompts))
         if choice is None:
@@ -93,14 +95,16 @@ class StepChoice:
             self._choices[company] = choice
         kind = offered[0]
         if len(offered) > 1:
-            kind = choice.next_kind(offered, lambda kind: begin_s(kind) / plain_s, patience)
+            kind = choice.next_kind(
+                offered, lambda kind: begin_s(kind) / plain_s, patience, begin_patience
+            )
         self._num_in_row = self._num_in_row + 1 if kind == self._kind else 1
         self._begin_s, self._plain_s = self._now_s, plain_s
         self._kind, self._last, self._is_plain = kind, choice, kind == "plain"
         if num_prompts and "plain" in offered:  # steps around this one are still of one kind
             kind = choice.proven_kind(offered)
         self.is_probe = choice.probe is not None and kind == choice.probe.kind
-        self.probe_s = choice.begin_credit(patience) * plain_s
+        self.probe_s = choice.begin_credit(begin_patience) * plain_s
         self._is_measured = not num_prompts and len(offered) > 1
         self._sequences = sequences
         self._num_tokens, self._num_steps = _counts(sequences)
