@@ -49,7 +49,10 @@ class StepBudgets:
         self._is_bound = False  # by what a request may still wait
 
     def plain_step_s(self, sequences: SequenceOf[Sequence], large_work: LargeWork) -> float:
-        """Return what a plain step of these sequences should take; 1 where nothing is known."""
+        """Return what a plain step of these sequences should take; 1 where nothing is known.
+
+        Notes what prompts take beside it, for which they may be a little slower.
+        """
         if self._budget is None:
             return 1.0
         number = max(len(sequences) + len(large_work.streams), 1)
