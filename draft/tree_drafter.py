@@ -1,7 +1,7 @@
 """Trees of guesses from models that draft, earlier text, predictions and grammars."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from math import inf
@@ -26,7 +26,7 @@ from outrider.draft.host_growth import Growth, HostGrowth
 from outrider.draft.judged_rows import judged_rows
 from outrider.draft.lessons import Lessons
 from outrider.draft.node_selection import least_chance, select_nodes, weighted_probs
-from outrider.draft.prompt_reading import prompt_rows
+from outrider.draft.prompt_reading import PromptReading
 from outrider.draft.step_budgets import StepBudgets
 from outrider.draft.text.text_sources import TextSources
 from outrider.draft.text.token_map import TokenMap
@@ -35,9 +35,7 @@ from outrider.engine.cache.kv_view import KVView
 from outrider.engine.passes.runner import ForwardSlice, ModelRunner
 from outrider.engine.protocols import (
     NO_LARGE_WORK,
-    DraftLogits,
     DraftModel,
-    DraftPass,
     FeatureReader,
     LargeWork,
     Proposal,
@@ -123,6 +121,15 @@ class TreeDrafter:
                 for model, each in guesses.items()
             }
         self._budgets = StepBudgets(budget, self._growths, self.choice)
+        self._prompts = PromptReading(
+            runner,
+            config=self._config,
+            budgets=self._budgets,
+            choice=self.choice,
+            acceptance=self._lessons.acceptance,
+            offered=self._offered,
+            state_of=self._state,
+        )
 
     # ---- the engine's protocol ------------------------------------------------------------
 
@@ -153,7 +160,7 @@ class TreeDrafter:
         """Draft one tree for each sequence; see `outrider.engine.protocols.Drafter`."""
         if not sequences:
             self._budgets.plain_step_s(sequences, large_work)
-            yield from self._read_prompts(sequences, large_work)
+            yield from self._prompts.read(sequences, large_work)
             return Trees(host={})
         offered = self._offered(sequences)
         self.choice.learn(sequences)
@@ -167,10 +174,10 @@ class TreeDrafter:
             num_prompts=large_work.num_prompts,
             begin_s=lambda kind: self._catch_up_s(kind, sequences),
             patience=patience,
-            # Who is alone pays in parts for what is read of its text.
+            # A request that is alone pays in parts when its own text is read.
             begin_patience=patience if len(sequences) + len(large_work.streams) > 1 else inf,
         )
-        yield from self._read_prompts(sequences, large_work)
+        yield from self._prompts.read(sequences, large_work)
         if kind != "head" and self._head_texts is not None:
             self._head_texts.note_unasked()
         is_plain_due = "plain" in offered and patience < 0.0
@@ -185,53 +192,6 @@ class TreeDrafter:
         trees = yield from self._grow(sequences, kind)
         self._budgets.end_step(trees)
         return trees
-
-    def _read_prompts(
-        self, sequences: SequenceOf[Sequence], large_work: LargeWork
-    ) -> Generator[DraftPass, DraftLogits, None]:
-        """Have the small model read prompts beside the large one, if it is to draft among several.
-
-        A request that is alone gets its first token before the small model reads.
-        """
-        prompts = [each for each in large_work.prompts if "small" in self._offered([each[0]])]
-        number = len(sequences) + len(large_work.streams) + large_work.num_prompts
-        if self._runner is None or not prompts or number < 2:
-            return
-        company = [*sequences, *(sequence for sequence, _ in prompts)]
-        gain = self.choice.gain_of("small", company, first=self._offered(company)[0])
-        if gain is None:
-            gain = self._budgets.expected_gain(
-                company, number, self._lessons.acceptance.value, self._config.max_draft_depth
-            )
-        most = max(self._num_unread(sequence) for sequence, _ in prompts)
-        if not self._budgets.may_read(most, number, gain):
-            return
-        pieces = prompt_rows(
-            prompts,
-            self._runner,
-            state_of=self._state,
-            max_rows=max(self._config.max_catch_up_tokens, 2 * large_work.num_prompt_rows),
-        )
-        if not pieces:
-            return
-        self._budgets.note_read(sum(len(piece.token_ids) for _, piece in pieces))
-        yield DraftPass(
-            slices=[piece for _, piece in pieces],
-            owners=[state.sequence for state, _ in pieces],
-        )
-        for state, piece in pieces:
-            if state.view is piece.view:  # or its blocks were taken away
-                state.caught_up()
-
-    def _num_unread(self, sequence: Sequence) -> int:
-        """Count the tokens of a prompt that the small model has not read.
-
-        One that it has not begun lies in its cache about as far as in the large one's.
-        """
-        state = self._state(sequence)
-        if state.view is None:
-            return len(sequence.token_ids) - sequence.view.num_computed_tokens
-        return state.num_missing_tokens
 
     def _grow(self, sequences: SequenceOf[Sequence], kind: StepKind) -> Proposal:
         """Grow the trees of a step that may have guesses."""

@@ -19,7 +19,7 @@ class Processor:
     tree_host_s: float = 0.0002
     """The host's seconds for a level of drafts, and as many again for the trees."""
     stream_host_s: float = 0.00004
-    """What each stream adds to `step_host_s` and to `tree_host_s`."""
+    """Seconds that each stream adds to `step_host_s` and to `tree_host_s`."""
 
     def curve(
         self, tier: Tier, slowness: Callable[[int], float] = lambda rows: 1.0

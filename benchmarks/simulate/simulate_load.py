@@ -1,4 +1,4 @@
-"""How much faster is speculation under load on a recorded processor, and how fast could it be?
+"""How much does speculation gain under load on a recorded processor, and how much could it?
 
 Question: bench_load measures 1 to 64 clients on the machine at hand. Is what it misses the
 processor's doing, or that of how guesses are chosen?

@@ -121,8 +121,8 @@ class StepBudget:
     def most_first_rows(self, num_texts: int, limit: int) -> int:
         """Return the rows of a first pass that have room in the step, `limit` at most.
 
-        What any step takes in of `num_texts` texts has; more has not, beside prompts. Who is alone
-        waits for no other's text.
+        Two rows for each of `num_texts` texts always have; beside prompts no more do. A sequence
+        that is alone waits for no other's text, so all rows have.
         """
         if not self.has_company:
             return limit

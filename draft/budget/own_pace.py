@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from outrider.draft.budget.budget import MOST_STEPS
+from outrider.draft.budget.budget import MOST_STEPS, NOTHING_READ
 from outrider.engine.sequences.sequence import Sequence
 
 # A request may be so much slower than without guesses, in all, and so many plain steps besides.
@@ -29,8 +29,6 @@ _SLOWER_BESIDE: Final = 0.05
 # has waited for long is not owed plain steps without end.
 _MOST: Final = 8.0
 
-NOTHING_READ: Final[Mapping[str, float]] = {}
-
 
 @dataclass(slots=True)
 class _Account:
@@ -42,7 +40,7 @@ class _Account:
     """Its steps until then."""
     balance: float = _FIRST
     owed: float = 0.0
-    """What was read of its text for it and is not paid."""
+    """The part that it has not paid yet of what a model read of its text."""
     instalment: float = 0.0
 
 

@@ -1,4 +1,4 @@
-"""What repeats of texts: in the compiled library where it was built, else in Python."""
+"""Looks up repeated text: in the compiled library where it was built, else in Python."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeGuard

@@ -43,7 +43,7 @@ class _SequenceState:
     """Tokens that `text` has, the last of which is `last_token_id`."""
     last_token_id: int = -1
     chains: list[Guess] = field(default_factory=list)
-    """What follows by what repeats."""
+    """The guesses from repeated text that were looked up last."""
     found_for: tuple[int, int] = (-1, 0)
     """The text's length, and the depth, for which `chains` were found."""
     cursors: dict[_Expected, PredictionCursor] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class _SequenceState:
 
 @dataclass(eq=False, slots=True)
 class _Reading:
-    """What texts take in, and where they look, text by text."""
+    """The new tokens of several texts, and the memories that each is looked up in."""
 
     states: list[_SequenceState] = field(default_factory=list)
     texts: list[AnyRepeats] = field(default_factory=list)

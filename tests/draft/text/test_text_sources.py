@@ -240,7 +240,7 @@ def test_an_earlier_answer_of_the_other_tier() -> None:
 
 
 def test_who_asks_twice_hears_the_same() -> None:
-    """Of what repeats and, beside it, of an earlier answer and a prediction."""
+    """A second look at the same text adds nothing to the guesses of the first."""
     prompt = numbers(40, 1)
     sequence = make_sequence(prompt, prompt[3:12], prediction=[8, 9])
     sequence.proposal_token_ids = [*prompt[3:12], 5, 6, 7]
